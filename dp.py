@@ -1,0 +1,74 @@
+"""Training on several GPUs from one process, the slow way: python dp.py 50 10"""
+import time
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, RandomSampler
+
+import utils
+
+
+def train_epoch(model, loader, optimizer, device):
+    model.train()
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples: read once an epoch
+    for images, labels in loader:
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total[0] += loss.detach() * len(labels)
+        total[1] += len(labels)
+    return (total[0] / total[1]).item()
+
+
+@torch.no_grad()
+def evaluate(model, loader, device):
+    model.eval()
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # right answers, samples
+    for images, labels in loader:
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        total[0] += (model(images).argmax(dim=1) == labels).sum()
+        total[1] += len(labels)
+    return (total[0] / total[1]).item()
+
+
+def main(args):
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    print(f"processes: 1, device: {device}, batch: {args.batch_size}", flush=True)
+    train_set, val_set = utils.load_data(args.dataset, args.data_dir)
+    sampler = RandomSampler(train_set, generator=torch.Generator())
+    options = dict(batch_size=args.batch_size, worker_init_fn=utils.end_with_parent,
+                   num_workers=args.workers, persistent_workers=args.workers > 0,
+                   generator=torch.Generator().manual_seed(0), pin_memory=device.type == "cuda")
+    train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
+    val_loader = DataLoader(val_set, **options)
+
+    torch.manual_seed(0)
+    model = utils.build_model(args.model).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    epochs_done = 0
+    checkpoint = utils.read_checkpoint(args.checkpoint, model)
+    if checkpoint:
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        optimizer.param_groups[0]["lr"] = args.lr  # the command line's counts, not the file's
+        epochs_done = checkpoint["epoch"]
+    # One GIL for all GPUs, and each step copies the model to them and their outputs to the first.
+    model = torch.nn.DataParallel(model)
+
+    for epoch in range(epochs_done, args.total_epochs):
+        start = time.perf_counter()
+        sampler.generator.manual_seed(epoch)  # another order each epoch, also after a restart
+        torch.manual_seed(epoch)  # the same for dropout: a resumed run is the unbroken one
+        loss = train_epoch(model, train_loader, optimizer, device)
+        accuracy = evaluate(model, val_loader, device)
+        utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)
+        if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
+            utils.save_checkpoint(args, model.module.state_dict(), optimizer.state_dict(), epoch)
+
+
+if __name__ == "__main__":
+    args = utils.parse_args(__doc__)
+    utils.check_run(args)
+    main(args)

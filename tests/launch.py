@@ -1,0 +1,127 @@
+"""Starts the scripts as a user does, each start marked so that no process of it can be overlooked."""
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ["single_gpu.py", "dp.py", "multigpu_spawn.py", "multigpu_torchrun.py"]
+FIGURES = re.compile(r"epoch +(\d+)/\d+ \| loss (\S+) \| accuracy (\S+)% \| \S+ samples/s \| \d+:\d\d left")
+
+
+def command(script, *arguments, processes=2, torchrun=()):
+    """The command line that starts a script of this project."""
+    line = [sys.executable]
+    if script == "multigpu_torchrun.py":
+        line += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *torchrun]
+    line += [str(ROOT / script), *map(str, arguments)]
+    if script == "multigpu_spawn.py":
+        line += ["-g", str(processes)]
+    return line
+
+
+class Job:
+    """A started command, with all processes that come of it."""
+
+    def __init__(self, command, cwd, **env):
+        self.mark = f"TEST_JOB={uuid.uuid4()}"
+        name, value = self.mark.split("=")
+        self.stdout, self.lines, self.errors = "", queue.Queue(), Path(cwd) / f"{value}.err"
+        with open(self.errors, "w") as errors:
+            self.process = subprocess.Popen(
+                command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+                text=True, start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", name: value, **env})
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put(None)
+
+    def wait_for(self, text, timeout=60):
+        """Read what the job prints until a line contains text."""
+        end = time.monotonic() + timeout
+        while True:
+            line = self.lines.get(timeout=max(0.01, end - time.monotonic()))
+            assert line is not None, f"ended before it printed {text!r}:\n{self.stdout}{self.stderr}"
+            self.stdout += line
+            if text in line:
+                return line
+
+    def wait(self, timeout=120):
+        """The job's status, once it and all its processes have ended."""
+        try:
+            status = self.process.wait(timeout)
+            while (line := self.lines.get(timeout=10)) is not None:
+                self.stdout += line
+            self.wait_until_gone(10)
+        finally:
+            self.kill()
+        return status
+
+    @property
+    def stderr(self):
+        return self.errors.read_text()
+
+    def pids(self):
+        """The processes that carry this job's mark, wherever they are in the process tree."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z" and self.mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+            except OSError:  # it has ended meanwhile
+                pass
+        return found
+
+    def workers(self):
+        """The training processes: those that a launcher started with this script, by rank."""
+        ranks = {}
+        for pid in self.pids():
+            variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+            for variable in variables:
+                if variable.startswith("LOCAL_RANK="):
+                    ranks.setdefault(int(variable.partition("=")[2]), pid)
+        return ranks
+
+    def wait_until_gone(self, timeout):
+        end = time.monotonic() + timeout
+        while pids := self.pids():
+            assert time.monotonic() < end, f"left behind: {pids}\n{self.stdout}{self.stderr}"
+            time.sleep(0.05)
+
+    def kill(self):
+        for pid in self.pids():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait()
+        if not self.process.stdout.closed and not self.pids():
+            self.process.stdout.close() if self.lines.empty() else None
+
+
+def start(script, *arguments, cwd, processes=2, torchrun=(), **env):
+    return Job(command(script, *arguments, processes=processes, torchrun=torchrun), cwd, **env)
+
+
+def run(script, *arguments, cwd, status=0, timeout=120, **options):
+    """Run a script to its end, and check how it ended."""
+    job = start(script, *arguments, cwd=cwd, **options)
+    ended = job.wait(timeout)
+    assert ended == status, f"status {ended} instead of {status}\n{job.stdout}{job.stderr}"
+    return job
+
+
+def figures(job):
+    """Loss and accuracy (in percent) of each epoch that the job printed."""
+    return {int(epoch): (float(loss), float(accuracy))
+            for epoch, loss, accuracy in FIGURES.findall(job.stdout)}
