@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -16,14 +17,13 @@ FIGURES = re.compile(r"epoch +(\d+)/\d+ \| loss (\S+) \| accuracy (\S+)% \| \S+ 
 
 
 def command(script, *arguments, processes=2, torchrun=()):
-    """The command line that starts a script of this project."""
-    line = [sys.executable]
-    if script == "multigpu_torchrun.py":
+    """The command line that starts a script; processes=None leaves out what says how many."""
+    line, arguments = [sys.executable], [str(argument) for argument in arguments]
+    if script == "multigpu_torchrun.py" and processes:
         line += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *torchrun]
-    line += [str(ROOT / script), *map(str, arguments)]
-    if script == "multigpu_spawn.py":
-        line += ["-g", str(processes)]
-    return line
+    if script == "multigpu_spawn.py" and processes:
+        arguments += ["-g", str(processes)]
+    return [*line, str(ROOT / script), *arguments]
 
 
 class Job:
@@ -105,8 +105,6 @@ class Job:
             except ProcessLookupError:
                 pass
         self.process.wait()
-        if not self.process.stdout.closed and not self.pids():
-            self.process.stdout.close() if self.lines.empty() else None
 
 
 def start(script, *arguments, cwd, processes=2, torchrun=(), **env):
@@ -119,6 +117,15 @@ def run(script, *arguments, cwd, status=0, timeout=120, **options):
     ended = job.wait(timeout)
     assert ended == status, f"status {ended} instead of {status}\n{job.stdout}{job.stderr}"
     return job
+
+
+def run_all(*calls):
+    """Run several jobs, two at a time; each call is the arguments of run, options last."""
+    def one(call):
+        *arguments, options = call
+        return run(*arguments, **options)
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, calls))
 
 
 def figures(job):

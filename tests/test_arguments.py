@@ -1,0 +1,60 @@
+"""A bad argument ends the run in one line that names it, before anything is written."""
+import torch
+from launch import SCRIPTS, run, run_all
+
+GPUS = torch.cuda.device_count()
+BAD = [  # script, arguments, what the line says
+    ("single_gpu.py", ["many"], "argument total_epochs: 'many' is not a whole number of at least 1"),
+    ("single_gpu.py", ["0"], "argument total_epochs"),
+    ("dp.py", ["5", "-1"], "argument save_every"),
+    ("single_gpu.py", ["5", "0.5"], "argument save_every"),
+    ("single_gpu.py", ["--batch-size", "0"], "argument --batch-size"),
+    ("single_gpu.py", ["--batch-size", "3841"], "argument --batch-size: 3841 exceeds the 3840 training samples"),
+    ("multigpu_spawn.py", ["--batch_size", "241"], "argument --batch-size: 241 does not divide by 2 processes, as 242 would"),
+    ("multigpu_spawn.py", ["-g", "7"], "argument --batch-size: 240 does not divide by 7 processes"),
+    ("single_gpu.py", ["--lr", "0"], "argument --lr"),
+    ("single_gpu.py", ["--lr", "nan"], "argument --lr"),
+    ("single_gpu.py", ["--lr", "fast"], "argument --lr"),
+    ("single_gpu.py", ["--dataset", "ImageNet"], "argument --dataset: invalid choice: 'ImageNet' (choose from"),
+    ("single_gpu.py", ["--model", "resnet19"], "argument --model: resnet19 is neither cnn nor"),
+    ("single_gpu.py", ["--model", "vit_b_16"], "argument --model: vit_b_16 does not train on 240 images of 3x32x32"),
+    ("single_gpu.py", ["--model", "googlenet"], "argument --model: googlenet"),
+    ("multigpu_spawn.py", ["--model", "resnet18", "--batch-size", "2"], "argument --model: resnet18 does not train on 1 images"),
+    ("single_gpu.py", ["--workers", "-1"], "argument --workers"),
+    ("single_gpu.py", ["--backend", "smoke"], "argument --backend"),
+    ("multigpu_spawn.py", ["--backend", "mpi"], "argument --backend: mpi needs mpirun and a torch built for it"),
+    ("multigpu_spawn.py", ["--backend", "nccl", "-g", str(GPUS + 1)], "nccl needs a GPU for each process"),
+    ("multigpu_spawn.py", ["-g", "0"], "argument -g/--gpus"),
+    ("multigpu_spawn.py", ["-n", "2"], "argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT"),
+    ("multigpu_spawn.py", ["-nr", "1"], "argument -nr/--node-rank: 1 is not below -n 1"),
+    ("multigpu_torchrun.py", [], "start this script by: torchrun --standalone --nproc_per_node=4 multigpu_torchrun.py"),
+]
+
+
+def test_a_bad_argument_ends_the_run_in_one_line_and_writes_nothing(tmp_path):
+    jobs = run_all(*[(script, *arguments, dict(cwd=tmp_path, processes=None, status=2))
+                     for script, arguments, _ in BAD])
+    for (script, arguments, words), job in zip(BAD, jobs):
+        assert job.stderr.startswith(f"{script}: ") and words in job.stderr, arguments
+        assert job.stderr.count("\n") == 1 and job.stdout == ""
+    assert [path for path in tmp_path.iterdir() if path.suffix != ".err"] == []
+
+
+def test_what_all_ranks_see_one_of_them_says(tmp_path):
+    job = run("multigpu_torchrun.py", "--lr", 0, cwd=tmp_path, status=1)
+    assert job.stderr.count("argument --lr: 0.0 is not a number above 0") == 1
+    job = run("multigpu_torchrun.py", "--batch-size", 241, cwd=tmp_path, status=1)
+    assert job.stderr.count("argument --batch-size: 241 does not divide by 2 processes") == 1
+
+
+def test_every_script_shows_its_help_without_a_launcher(tmp_path):
+    for job in run_all(*[(script, "--help", dict(cwd=tmp_path, processes=None)) for script in SCRIPTS]):
+        assert "--checkpoint" in job.stdout and job.stderr == ""
+
+
+def test_a_failed_download_is_one_line(tmp_path):
+    """No name resolves where the only proxy is a port that nobody listens on."""
+    nowhere = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy")}
+    for job in run_all(*[(script, 1, "--dataset", name, "--data-dir", "data", dict(cwd=tmp_path, status=1, **nowhere))
+                         for script, name in (("single_gpu.py", "MNIST"), ("multigpu_spawn.py", "CIFAR10"))]):
+        assert "was neither read from data nor downloaded" in job.stderr and job.stderr.count("\n") == 1

@@ -1,0 +1,92 @@
+"""Whatever ends a run ends all of it, at once; what can go on goes on to the same weights."""
+import os
+import random
+import signal
+import sys
+
+import pytest
+import torch
+from launch import ROOT, Job, figures, run, run_all, start
+
+RESTARTS = dict(torchrun=["--max-restarts=3"], TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+
+
+def test_a_killed_worker_costs_no_bit_under_torchrun_with_restarts(tmp_path):
+    undisturbed = run("multigpu_torchrun.py", 8, 2, "--checkpoint", "undisturbed.pt", cwd=tmp_path)
+    job = start("multigpu_torchrun.py", 8, 2, "--checkpoint", "killed.pt", cwd=tmp_path, **RESTARTS)
+    job.wait_for(f"epoch {random.randint(1, 6)}/8")
+    os.kill(job.workers()[random.randint(0, 1)], signal.SIGKILL)
+    assert job.wait() == 0
+    assert figures(job) == figures(undisturbed)
+    one, other = (torch.load(tmp_path / name, weights_only=True) for name in ("undisturbed.pt", "killed.pt"))
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+    assert "--max-restarts will hardly recover" not in job.stderr
+
+
+def test_restarts_without_what_they_need_are_told_at_the_start(tmp_path):
+    job = start("multigpu_torchrun.py", 1, cwd=tmp_path, torchrun=["--max-restarts=3"])
+    assert job.wait() == 0 and figures(job)
+    said = [line for line in job.stderr.splitlines() if "will hardly recover" in line]
+    assert len(said) == 1 and "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in said[0]
+
+
+@pytest.mark.parametrize("script", ["multigpu_spawn.py", "multigpu_torchrun.py"])
+def test_an_exception_in_one_rank_ends_all_and_is_shown(script, tmp_path, customize):
+    third_step_of_rank_1 = customize("""
+import torch
+step, calls = torch.optim.SGD.step, []
+def step_or_raise(self):
+    calls.append(self)
+    if len(calls) == 3 and torch.distributed.get_rank() == 1:
+        raise ValueError("this rank's own words")
+    return step(self)
+torch.optim.SGD.step = step_or_raise
+""")
+    job = run(script, 2, cwd=tmp_path, status=1, timeout=40, **third_step_of_rank_1)
+    assert "ValueError: this rank's own words" in job.stderr
+
+
+ENDINGS = [  # script, what is signalled, signal, after which line
+    ("single_gpu.py", "starter", signal.SIGTERM, "processes"),
+    ("single_gpu.py", "all", signal.SIGINT, "epoch 1"),
+    ("dp.py", "starter", signal.SIGKILL, "epoch 1"),
+    ("multigpu_spawn.py", "all", signal.SIGINT, "epoch 1"),
+    ("multigpu_spawn.py", "starter", signal.SIGINT, "epoch 1"),
+    ("multigpu_spawn.py", "starter", signal.SIGTERM, "processes"),
+    ("multigpu_spawn.py", "starter", signal.SIGKILL, "epoch 1"),
+    ("multigpu_spawn.py", "starter", signal.SIGTERM, None),
+    ("multigpu_torchrun.py", "all", signal.SIGINT, "epoch 1"),
+    ("multigpu_torchrun.py", "starter", signal.SIGTERM, "processes"),
+]
+
+
+@pytest.mark.parametrize("script, whom, what, line", ENDINGS)
+def test_a_signal_ends_every_process_within_seconds(script, whom, what, line, tmp_path):
+    job = start(script, 1000, "--workers", 2, cwd=tmp_path)
+    if line:
+        job.wait_for(line)
+    else:  # the processes have been started, and still import torch
+        while len(job.pids()) < 3:
+            assert job.process.poll() is None
+    (os.killpg if whom == "all" else os.kill)(job.process.pid, what)
+    try:
+        job.wait_until_gone(10)
+    finally:
+        assert job.wait() != 0
+
+
+def test_thirty_runs_in_a_row_side_by_side_with_another_all_end_well(tmp_path):
+    """Two jobs at once on one machine, and none of thirty aborts at its exit."""
+    scripts = ["multigpu_spawn.py", "multigpu_torchrun.py"] * 15
+    for job in run_all(*[(script, 1, "--checkpoint", f"{number}.pt", dict(cwd=tmp_path))
+                         for number, script in enumerate(scripts)]):
+        assert list(figures(job)) == [1] and job.stderr == ""
+
+
+def test_the_older_launcher_works_with_and_without_use_env(tmp_path):
+    for options in ([], ["--use-env"]):
+        job = Job([sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2", "--master-port=0", *options,
+                   str(ROOT / "multigpu_torchrun.py"), "1"], cwd=tmp_path)
+        assert job.wait() == 0, job.stderr
+        assert "processes: 2" in job.stdout
+        (tmp_path / "multigpu_torchrun.pt").unlink()

@@ -1,0 +1,127 @@
+"""README says what is so: its diffs are the files', its commands exist, its own script trains alike."""
+import functools
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from launch import ROOT, SCRIPTS, Job
+
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+def commands():
+    """The command lines in README's blocks and in the scripts' docstrings."""
+    texts = [*blocks("sh"), *((ROOT / script).read_text().split('"""')[1] for script in SCRIPTS)]
+    lines = "\n".join(texts).replace("\\\n", "").splitlines()
+    starts = [re.search(r"(\w+=\S* )*(\S*/)?(python3?|torchrun) .*", line) for line in lines]
+    return [part.strip() for start in starts if start for part in start[0].split("&&")]
+
+
+@functools.cache
+def options():
+    """The options that --help names, of every script and of torchrun, all asked in one process."""
+    ask = """import contextlib, runpy, sys
+for name in sys.argv[1:]:
+    sys.argv = [name, "--help"]
+    print("HELP OF", name)
+    with contextlib.suppress(SystemExit):
+        if name == "torchrun":
+            runpy.run_module("torch.distributed.run", run_name="__main__")
+        else:
+            runpy.run_path(name, run_name="__main__")
+"""
+    names = [*SCRIPTS, "docs/own_script.py", "docs/own_script_ddp.py", "torchrun"]
+    text = subprocess.run([sys.executable, "-c", ask, *names], cwd=ROOT, timeout=120, check=True,
+                          capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."}).stdout
+    helps = dict(part.split("\n", 1) for part in text.split("HELP OF ")[1:])
+    return {name: set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", helps[name])) for name in names}
+
+
+def given(words):
+    return {word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)}
+
+
+def test_diffs_are_those_of_the_files():
+    for arrow in ["single_gpu.py dp.py", "single_gpu.py multigpu_spawn.py",
+                  "multigpu_spawn.py multigpu_torchrun.py", "docs/own_script.py docs/own_script_ddp.py"]:
+        assert f"<!-- diff {arrow}" in README
+    done = subprocess.run([sys.executable, ROOT / "tools/render.py", "--check"], timeout=60,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_command_names_files_and_options_that_exist():
+    found = commands()
+    assert len(found) > 20
+    for line in found:
+        words = shlex.split(line)
+        while re.match(r"\w+=", words[0]):
+            del words[0]
+        files = [word for word in words if word.endswith((".py", ".txt"))]
+        assert all((ROOT / file).is_file() for file in files), line
+        if not files or files[0].endswith(".txt"):
+            continue
+        place = words.index(files[0])
+        if words[0].endswith("torchrun") or "torch.distributed.launch" in words:
+            before = given(words[1:place]) - {"-m", "--use-env"}
+            assert before <= options()["torchrun"], line
+        if given(words[place + 1:]):
+            assert given(words[place + 1:]) <= options()[files[0]], line
+
+
+def test_no_command_restarts_without_what_restarts_need():
+    docs = "\n".join((ROOT / script).read_text() for script in [*SCRIPTS, "docs/own_script_ddp.py"])
+    lines = [line for line in (README + docs).replace("\\\n", "").splitlines()
+             if re.search(r"torchrun .*--max.restarts\S* .*\.py", line)]
+    assert len(lines) >= 3
+    for line in lines:
+        assert re.search(r"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun .*(--standalone|c10d)", line), line
+
+
+def test_saved_weights_work_elsewhere_as_readme_shows(tmp_path):
+    snippet, = (block for block in blocks("python") if "load_state_dict" in block)
+    made = """import torch, utils
+torch.save({"model": utils.build_model("cnn").state_dict()}, "multigpu_spawn.pt")
+"""
+    done = subprocess.run([sys.executable, "-c", made + snippet], cwd=tmp_path, timeout=120,
+                          capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert re.fullmatch(r"predicted: \d label: \d\n", done.stdout), done.stderr
+
+
+def test_own_script_prints_the_same_losses_under_torchrun_and_resumes(tmp_path):
+    def losses(command, *arguments):
+        job = Job([*command, *map(str, arguments)], tmp_path, CUDA_VISIBLE_DEVICES="")
+        assert job.wait() == 0, job.stderr
+        return re.findall(r"epoch (\d+) \| loss (\S+) \| test loss (\S+)", job.stdout)
+
+    plain = [sys.executable, ROOT / "docs/own_script.py"]
+    ddp = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+           ROOT / "docs/own_script_ddp.py"]
+    alone = losses(plain, "--epochs", 6)
+    assert [int(epoch) for epoch, _, _ in alone] == [1, 2, 3, 4, 5, 6]
+    assert losses(ddp, "--epochs", 4) == alone[:4]
+    assert losses(plain, "--epochs", 6, "--checkpoint", "own_script_ddp.pt") == alone[4:]
+
+
+@pytest.mark.parametrize("change, says", [
+    ("<!-- diff single_gpu.py dp.py 3 -->", "shows 2 hunks of single_gpu.py -> dp.py, which has 3"),
+    ("+    model = torch.nn.DataParallel(model)", "hunk 2 of single_gpu.py -> dp.py is not what")])
+def test_render_refuses_to_put_another_hunk_over_a_reason(change, says, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import render
+    if change.startswith("<"):
+        text = README.replace(change, "")
+    else:
+        start = README.index("<!-- diff single_gpu.py dp.py 2 -->")
+        end = README.index("<!-- end -->", start)
+        text = README[:start] + "<!-- diff single_gpu.py dp.py 2 -->\n+another line\n" + README[end:]
+    with pytest.raises(SystemExit, match=re.escape(says)):
+        render.render(text)

@@ -1,0 +1,109 @@
+"""The same command trains the same model in every script, at every world size."""
+import pytest
+import torch
+from launch import figures, run, run_all
+
+EVERY_WAY = [("single_gpu.py", 1), ("dp.py", 1),
+             ("multigpu_spawn.py", 1), ("multigpu_spawn.py", 2), ("multigpu_spawn.py", 4),
+             ("multigpu_torchrun.py", 1), ("multigpu_torchrun.py", 2), ("multigpu_torchrun.py", 4)]
+
+
+def weights(path):
+    model = torch.load(path, weights_only=True)["model"]
+    return torch.cat([tensor.flatten().double() for tensor in model.values()])
+
+
+def test_fifty_epochs_print_the_same_losses_and_accuracies_everywhere(tmp_path):
+    one, four = [figures(job) for job in run_all(("single_gpu.py", 50, 10, dict(cwd=tmp_path)),
+                                                 ("multigpu_spawn.py", 50, 10, dict(cwd=tmp_path, processes=4)))]
+    assert list(one) == list(four) == list(range(1, 51))
+    assert one[1][1] < 20 and one[5][1] < 60 and one[50][1] > 95  # it learns, and not at once
+    for epoch, (loss, accuracy) in one.items():
+        assert four[epoch][0] == pytest.approx(loss, abs=1e-3)
+        assert four[epoch][1] == pytest.approx(accuracy, abs=100 / 509 + 0.01)  # one sample, rounded
+
+
+def test_every_script_and_world_size_ends_with_the_same_weights(tmp_path, float64, fashion_mnist):
+    def compare(ways, *arguments):
+        jobs = run_all(*[(script, *arguments, "--checkpoint", f"{script}{processes}.pt",
+                          dict(processes=processes, cwd=tmp_path, **float64)) for script, processes in ways])
+        first = weights(tmp_path / "single_gpu.py1.pt")
+        for (script, processes), job in zip(ways, jobs):
+            assert figures(job) == figures(jobs[0]), script
+            other = weights(tmp_path / f"{script}{processes}.pt")
+            assert (other - first).norm() <= 1e-9 * first.norm(), (script, processes)
+            (tmp_path / f"{script}{processes}.pt").unlink()
+    compare(EVERY_WAY, 2)
+    # Neither 1,999 samples nor the batches of 132 that fit divide by a world size.
+    compare([EVERY_WAY[0], EVERY_WAY[3], EVERY_WAY[7]], 1, "--batch-size", 132,
+            "--dataset", "FashionMNIST", "--data-dir", fashion_mnist(1999, 211))
+
+
+def test_rank_0_alone_prints_and_torch_warns_of_nothing(tmp_path):
+    for job in run_all(*[(script, 2, 1, dict(cwd=tmp_path)) for script in
+                         ("single_gpu.py", "dp.py", "multigpu_spawn.py", "multigpu_torchrun.py")]):
+        start, *lines = job.stdout.splitlines()
+        assert start.startswith("processes: ")
+        assert [line.split("|")[0].strip() for line in lines[:1] + lines[2:3]] == ["epoch 1/2", "epoch 2/2"]
+        assert [line.split(".pt ")[1] for line in lines[1:2] + lines[3:]] == ["after epoch 1", "after epoch 2"]
+        assert job.stderr == ""
+
+
+READS = """
+import os
+import torchvision.datasets
+get = torchvision.datasets.MNIST.__getitem__
+def logged(self, index):
+    with open(f"{os.environ['READS']}/{os.getpid()}", "a") as file:
+        file.write(f"{'train' if self.train else 'val'} {index}\\n")
+    return get(self, index)
+torchvision.datasets.MNIST.__getitem__ = logged
+"""
+
+
+def test_the_ranks_share_out_each_sample_once_in_another_order_each_epoch(tmp_path, customize, fashion_mnist):
+    train, held_out, epochs = 960, 101, 2
+    reads = tmp_path / "reads"
+    reads.mkdir()
+    run("multigpu_torchrun.py", epochs, "--dataset", "FashionMNIST", "--data-dir", fashion_mnist(train, held_out),
+        cwd=tmp_path, READS=str(reads), **customize(READS))
+    ranks = [[line.split() for line in file.read_text().splitlines()] for file in reads.iterdir()]
+    assert len(ranks) == 2
+    orders = []
+    for epoch in range(epochs):
+        share = slice(epoch * train // 2, (epoch + 1) * train // 2)
+        parts = [[int(index) for kind, index in rank if kind == "train"][share] for rank in ranks]
+        assert sorted(parts[0] + parts[1]) == list(range(train))
+        orders.append(parts[0])
+    assert orders[0] != orders[1]
+    assert sorted(int(index) for rank in ranks for kind, index in rank if kind == "val") == sorted(
+        list(range(held_out)) * epochs)
+
+
+MASKS = """
+import os
+import torch
+forward = torch.nn.Dropout.forward
+def logged(self, images):
+    result = forward(self, images)
+    if self.training and not result.is_meta:
+        with open(f"{os.environ['MASKS']}/{os.getpid()}", "a") as file:
+            file.write(f"{hash(tuple((result == 0).flatten().tolist()))}\\n")
+    return result
+torch.nn.Dropout.forward = logged
+"""
+
+
+@pytest.mark.parametrize("script", ["single_gpu.py", "multigpu_torchrun.py"])
+def test_dropout_differs_by_rank_and_a_resumed_run_is_the_unbroken_one(script, tmp_path, customize, fashion_mnist):
+    options = ["--model", "squeezenet1_1", "--dataset", "FashionMNIST", "--data-dir", fashion_mnist(480, 20),
+               "--workers", 1]  # starting loader processes must not shift the random numbers
+    masks = tmp_path / "masks"
+    masks.mkdir()
+    environment = dict(cwd=tmp_path, MASKS=str(masks), **customize(MASKS))
+    run_all((script, 2, *options, "--checkpoint", "unbroken.pt", environment),
+            (script, 1, *options, "--checkpoint", "resumed.pt", dict(cwd=tmp_path)))
+    run(script, 2, *options, "--checkpoint", "resumed.pt", cwd=tmp_path)
+    assert torch.equal(weights(tmp_path / "unbroken.pt"), weights(tmp_path / "resumed.pt"))
+    drawn = [mask for file in masks.iterdir() for mask in file.read_text().split()]
+    assert len(drawn) == len(set(drawn)) == 4 * len(list(masks.iterdir()))
