@@ -159,14 +159,11 @@ def check_run(args, world_size=1, node_rank=0):
              f"as {(share + 1) * world_size} would", 2)
     model = build_model(args.model).to("meta")  # shapes alone, no arithmetic
     try:
-        reason = "it does not answer with 10 scores an image"
-        scores = model(torch.empty(share, 3, 32, 32, device="meta"))
-        fits = scores.shape == (share, 10)
+        if args.model != "cnn":  # which is known to fit, and this takes two seconds
+            model(torch.empty(share, 3, 32, 32, device="meta")).view(share, 10)
     except Exception as error:
-        fits, reason = False, error
-    if not fits:
         stop(f"argument --model: {args.model} does not train on {share} images of 3x32x32 at once, "
-             f"as cnn would: {reason}", 2)
+             f"as cnn would: {error}", 2)
     samples = len(load_data(args.dataset, args.data_dir)[0])
     if args.batch_size > samples:
         stop(f"argument --batch-size: {args.batch_size} exceeds the {samples} training samples", 2)

@@ -111,11 +111,17 @@ def start(script, *arguments, cwd, processes=2, torchrun=(), **env):
     return Job(command(script, *arguments, processes=processes, torchrun=torchrun), cwd, **env)
 
 
+two_processes_ended_well = 0
+
+
 def run(script, *arguments, cwd, status=0, timeout=120, **options):
     """Run a script to its end, and check how it ended."""
+    global two_processes_ended_well
     job = start(script, *arguments, cwd=cwd, **options)
     ended = job.wait(timeout)
     assert ended == status, f"status {ended} instead of {status}\n{job.stdout}{job.stderr}"
+    if script.startswith("multigpu") and options.get("processes", 2) == 2 and status == 0:
+        two_processes_ended_well += 1
     return job
 
 

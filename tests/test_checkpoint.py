@@ -3,7 +3,7 @@ import pickle
 
 import pytest
 import torch
-from launch import command, figures, Job, run, run_all, start
+from launch import SCRIPTS, command, figures, Job, run, run_all, start
 
 
 def load(path):
@@ -12,9 +12,8 @@ def load(path):
 
 def test_each_script_goes_on_where_another_stopped(tmp_path, float64):
     options = dict(cwd=tmp_path, **float64)
-    unbroken = start("single_gpu.py", 5, "--checkpoint", "unbroken.pt", **options)
-    relay = [("dp.py", 1), ("multigpu_spawn.py", 2), ("multigpu_torchrun.py", 4), ("multigpu_spawn.py", 1),
-             ("single_gpu.py", 1)]
+    unbroken = start("single_gpu.py", 4, "--checkpoint", "unbroken.pt", **options)
+    relay = [("dp.py", 1), ("multigpu_spawn.py", 2), ("multigpu_torchrun.py", 4), ("single_gpu.py", 1)]
     printed = {}
     for epochs, (script, processes) in enumerate(relay, start=1):
         job = run(script, epochs, "--checkpoint", "relay.pt", processes=processes, **options)
@@ -23,22 +22,18 @@ def test_each_script_goes_on_where_another_stopped(tmp_path, float64):
     assert unbroken.wait() == 0
     assert printed == figures(unbroken)
     one, other = load(tmp_path / "unbroken.pt"), load(tmp_path / "relay.pt")
-    assert one["epoch"] == other["epoch"] == 5
+    assert one["epoch"] == other["epoch"] == 4
     assert not any(name.startswith("module.") for name in other["model"])
     for name, tensor in one["model"].items():
         torch.testing.assert_close(other["model"][name], tensor, rtol=1e-9, atol=1e-9)
 
     before = (tmp_path / "relay.pt").read_bytes()
-    for job in run_all(*[(script, 5, "--checkpoint", "relay.pt", options) for script, _ in relay[:3]]):
-        assert "relay.pt: 5 of 5 epochs are done; to start afresh, delete it or name another" in job.stdout
+    done = run("multigpu_spawn.py", 3, "--checkpoint", "relay.pt", "--lr", 0.001, **options)
+    assert "relay.pt: 4 of 3 epochs are done; to start afresh, delete it or name another" in done.stdout
     assert (tmp_path / "relay.pt").read_bytes() == before
+    run("multigpu_spawn.py", 5, "--checkpoint", "relay.pt", "--lr", 0.001, **options)
+    assert load(tmp_path / "relay.pt")["optimizer"]["param_groups"][0]["lr"] == 0.001  # not the file's
     assert not list(tmp_path.glob("*.tmp"))
-
-
-def test_a_resumed_run_takes_the_learning_rate_of_its_command_line(tmp_path):
-    run("single_gpu.py", 1, "--lr", 0.001, cwd=tmp_path)
-    run("single_gpu.py", 2, "--lr", 0.002, cwd=tmp_path)
-    assert load(tmp_path / "single_gpu.pt")["optimizer"]["param_groups"][0]["lr"] == 0.002
 
 
 class Hostile:
@@ -80,22 +75,20 @@ def fsync_or_die(file):
     fsync(file)
 os.fsync = fsync_or_die
 """)
-    for script, status in (("single_gpu.py", -9), ("multigpu_spawn.py", 1)):
-        options = [3, 1, "--checkpoint", f"{script}.pt"]
-        job = run(script, *options, cwd=tmp_path, status=status, **at_the_second)
-        assert "saved" in job.stdout and load(tmp_path / f"{script}.pt")["epoch"] == 1
-        assert "1 of 3 epochs are done" in run(script, *options, cwd=tmp_path).stdout
+    job = run("multigpu_spawn.py", 3, 1, "--checkpoint", "run.pt", cwd=tmp_path, status=1, **at_the_second)
+    assert "saved" in job.stdout and load(tmp_path / "run.pt")["epoch"] == 1
+    assert "1 of 3 epochs are done" in run("single_gpu.py", 3, "--checkpoint", "run.pt", cwd=tmp_path).stdout
 
 
-@pytest.mark.parametrize("script", ["single_gpu.py", "multigpu_spawn.py", "multigpu_torchrun.py"])
-def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint(script, tmp_path):
-    run(script, 1, "--checkpoint", "run.pt", cwd=tmp_path)
+def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint(tmp_path):
+    run("single_gpu.py", 1, "--checkpoint", "run.pt", cwd=tmp_path)
     before = (tmp_path / "run.pt").read_bytes()
     limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash"]  # no file may exceed 100 KiB
-    job = Job([*limited, *command(script, 2, "--checkpoint", "run.pt")], cwd=tmp_path)
-    assert job.wait() == 1
-    assert "run.pt was not saved: [Errno 27] File too large" in job.stderr
-    assert (tmp_path / "run.pt").read_bytes() == before and not list(tmp_path.glob("*.tmp"))
+    for script in SCRIPTS:
+        job = Job([*limited, *command(script, 2, "--checkpoint", "run.pt")], cwd=tmp_path)
+        assert job.wait() == 1
+        assert "run.pt was not saved: [Errno 27] File too large" in job.stderr
+        assert (tmp_path / "run.pt").read_bytes() == before and not list(tmp_path.glob("*.tmp"))
 
 
 def test_a_place_that_takes_no_checkpoint_is_told_before_training(tmp_path):

@@ -113,7 +113,8 @@ def test_own_script_prints_the_same_losses_under_torchrun_and_resumes(tmp_path):
 
 @pytest.mark.parametrize("change, says", [
     ("<!-- diff single_gpu.py dp.py 3 -->", "shows 2 hunks of single_gpu.py -> dp.py, which has 3"),
-    ("+    model = torch.nn.DataParallel(model)", "hunk 2 of single_gpu.py -> dp.py is not what")])
+    ("+    model = torch.nn.DataParallel(model)", "hunk 2 of single_gpu.py -> dp.py is not what")],
+    ids=["a hunk more", "another hunk"])
 def test_render_refuses_to_put_another_hunk_over_a_reason(change, says, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools")
     import render

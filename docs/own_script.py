@@ -1,0 +1,68 @@
+"""A script of your own, for one device: it reads the frequency off a noisy wave."""
+import argparse
+import math
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+
+def make_waves(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    frequency = 1 + 3 * torch.rand(count, 1, generator=generator)
+    phase = torch.rand(count, 1, generator=generator)
+    angle = 2 * math.pi * (frequency * torch.linspace(0, 1, 64) + phase)
+    waves = angle.sin() + 0.3 * torch.randn(count, 64, generator=generator)
+    return TensorDataset(waves, frequency)
+
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--epochs", type=int, default=15)
+parser.add_argument("--batch-size", type=int, default=64)
+parser.add_argument("--checkpoint", default=f"{Path(__file__).stem}.pt")
+args = parser.parse_args()
+
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+train_set, test_set = make_waves(2048, seed=0), make_waves(509, seed=1)
+sampler = RandomSampler(train_set, generator=torch.Generator())
+train_loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True)
+test_loader = DataLoader(test_set, args.batch_size)
+
+torch.manual_seed(0)
+model = nn.Sequential(
+    nn.Unflatten(1, (1, 64)), nn.Conv1d(1, 16, kernel_size=9, stride=2), nn.GELU(),
+    nn.Conv1d(16, 32, kernel_size=5, stride=2), nn.GELU(),
+    nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Linear(128, 1)).to(device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+first_epoch = 0
+if os.path.exists(args.checkpoint):
+    checkpoint = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    first_epoch = checkpoint["epoch"]
+    print(f"{args.checkpoint}: {first_epoch} of {args.epochs} epochs are done")
+
+for epoch in range(first_epoch, args.epochs):
+    sampler.generator.manual_seed(epoch)
+    totals = torch.zeros(4, dtype=torch.float64, device=device)  # loss, samples: trained, tested
+    for waves, frequency in train_loader:
+        waves, frequency = waves.to(device), frequency.to(device)
+        loss = nn.functional.mse_loss(model(waves), frequency)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        totals[0] += loss.detach() * len(waves)
+        totals[1] += len(waves)
+    with torch.no_grad():
+        for waves, frequency in test_loader:
+            waves, frequency = waves.to(device), frequency.to(device)
+            loss = nn.functional.mse_loss(model(waves), frequency)
+            totals[2] += loss * len(waves)
+            totals[3] += len(waves)
+    trained, tested = totals[0] / totals[1], totals[2] / totals[3]
+    print(f"epoch {epoch + 1} | loss {trained:.4f} | test loss {tested:.4f}", flush=True)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                "epoch": epoch + 1}, f"{args.checkpoint}.tmp")
+    os.replace(f"{args.checkpoint}.tmp", args.checkpoint)

@@ -1,0 +1,55 @@
+"""On a GPU: every script, NCCL with one process, and two processes that share the GPU by gloo."""
+import pytest
+import torch
+from launch import SCRIPTS, figures, run
+
+pytestmark = pytest.mark.gpu
+
+WITHOUT_TF32 = """
+import torch
+torch.backends.cudnn.allow_tf32 = False
+"""
+
+
+def test_each_script_trains_on_the_gpu(tmp_path, customize):
+    """Some backward kernels add up in no fixed order: losses agree to 1e-2, accuracies to 1%."""
+    environment = dict(cwd=tmp_path, **customize(WITHOUT_TF32))
+    printed = []
+    for script in SCRIPTS:
+        job = run(script, 20, processes=1, **environment)
+        assert "device: cuda" in job.stdout and job.stderr == ""
+        assert "backend: nccl" in job.stdout or not script.startswith("multigpu")
+        printed.append(figures(job))
+    printed.append(figures(run("multigpu_torchrun.py", 20, "--backend", "gloo", "--checkpoint", "shared.pt",
+                               **environment)))
+    for other in printed[1:]:
+        for epoch, (loss, accuracy) in printed[0].items():
+            assert other[epoch] == (pytest.approx(loss, abs=1e-2), pytest.approx(accuracy, abs=1))
+
+
+def test_batch_norm_is_over_the_batch_of_both_processes(tmp_path, customize):
+    environment = dict(cwd=tmp_path, **customize(WITHOUT_TF32))
+    one = figures(run("single_gpu.py", 1, "--model", "resnet18", **environment))
+    two = figures(run("multigpu_torchrun.py", 1, "--model", "resnet18", "--backend", "gloo", **environment))
+    assert two[1][0] == pytest.approx(one[1][0], abs=5e-2)
+    saved = [torch.load(tmp_path / f"{name}.pt", weights_only=True)["model"]["bn1.running_mean"]
+             for name in ("single_gpu", "multigpu_torchrun")]
+    torch.testing.assert_close(*saved, rtol=1e-2, atol=1e-3)
+
+
+def test_no_step_waits_for_the_device(tmp_path, customize):
+    """Within train_epoch's loop torch is told to raise where the host waits for the GPU."""
+    environment = customize(WITHOUT_TF32 + """
+step, zero_grad = torch.optim.SGD.step, torch.optim.SGD.zero_grad
+def from_here_on(self):
+    torch.cuda.set_sync_debug_mode("error")
+    zero_grad(self)
+torch.optim.SGD.zero_grad = from_here_on
+item = torch.Tensor.item
+def at_the_epochs_end(self):
+    torch.cuda.set_sync_debug_mode("default")
+    return item(self)
+torch.Tensor.item = at_the_epochs_end
+""")
+    for script in ("single_gpu.py", "multigpu_torchrun.py"):
+        run(script, 2, processes=1, cwd=tmp_path, **environment)

@@ -1,0 +1,51 @@
+"""The product is the difference between the scripts: nothing else may differ, and it may not grow."""
+import difflib
+import re
+
+import pytest
+from launch import ROOT, SCRIPTS
+
+LINES = {"single_gpu.py": 72, "dp.py": 74, "multigpu_spawn.py": 114, "multigpu_torchrun.py": 111, "utils.py": 240}
+CHANGED = {("single_gpu.py", "dp.py"): 6, ("single_gpu.py", "multigpu_spawn.py"): 74,
+           ("multigpu_spawn.py", "multigpu_torchrun.py"): 27}
+
+
+def lines(script):
+    return (ROOT / script).read_text().splitlines()
+
+
+def changes(one, other):
+    return [line for line in difflib.unified_diff(lines(one), lines(other), n=0, lineterm="")
+            if line[0] in "+-" and not line.startswith(("+++", "---"))]
+
+
+@pytest.mark.parametrize("script", LINES)
+def test_no_file_grows_and_no_line_is_wider_than_half_a_screen(script):
+    assert len(lines(script)) <= LINES[script]
+    assert [line for line in lines(script) if len(line) > 100] == []
+
+
+@pytest.mark.parametrize("one, other", CHANGED)
+def test_no_arrow_grows(one, other):
+    assert len(changes(one, other)) <= CHANGED[one, other]
+
+
+@pytest.mark.parametrize("one, other", CHANGED)
+def test_common_lines_are_the_same_to_the_byte_and_in_the_same_order(one, other):
+    """A line that is both removed and added has moved, or differs by its spacing alone."""
+    changed = [(line[0], "".join(line[1:].split())) for line in changes(one, other) if line[1:].strip()]
+    assert {text for sign, text in changed if sign == "-"} & {text for sign, text in changed if sign == "+"} == set()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_reads_in_the_order_in_which_it_runs(script):
+    order = re.findall(r"^(?:def (\w+)|if __name__)", (ROOT / script).read_text(), flags=re.M)
+    assert order == [*(["ddp_setup"] if script.startswith("multigpu") else []), "train_epoch", "evaluate", "main", ""]
+
+
+def test_nothing_that_a_launch_style_does_is_hidden_in_utils():
+    text = (ROOT / "utils.py").read_text()
+    for word in ("torch.distributed", "DistributedDataParallel", "DataParallel", "DistributedSampler", "SyncBatchNorm",
+                 "init_process_group", "destroy_process_group", "all_reduce", "barrier", "broadcast", "set_epoch",
+                 "set_device", "mp.spawn", ".module"):
+        assert word not in re.sub(r"#.*", "", text), word
