@@ -10,7 +10,7 @@ import utils
 
 def train_epoch(model, loader, optimizer, device):
     model.train()
-    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples: read once an epoch
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples; no sync in the loop
     for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         loss = F.cross_entropy(model(images), labels)
@@ -54,13 +54,13 @@ def main(args):
         optimizer.load_state_dict(checkpoint["optimizer"])
         optimizer.param_groups[0]["lr"] = args.lr  # the command line's counts, not the file's
         epochs_done = checkpoint["epoch"]
-    # One GIL for all GPUs, and each step copies the model to them and their outputs to the first.
+    # Slow: one GIL drives all GPUs; each step copies the model to them, their outputs to the first.
     model = torch.nn.DataParallel(model)
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
         sampler.generator.manual_seed(epoch)  # another order each epoch, also after a restart
-        torch.manual_seed(epoch)  # the same for dropout: a resumed run is the unbroken one
+        torch.manual_seed(epoch)  # dropout too: a resumed run draws what the unbroken one drew
         loss = train_epoch(model, train_loader, optimizer, device)
         accuracy = evaluate(model, val_loader, device)
         utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)

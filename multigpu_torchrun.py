@@ -19,15 +19,15 @@ import utils
 def ddp_setup(local_rank, args):
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)  # first of all, or each process would open one on GPU 0 too
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())  # gloo may share one
+        torch.cuda.set_device(device)  # first of all: without it each process also uses GPU 0
     dist.init_process_group(args.backend, device_id=device if args.backend == "nccl" else None)
     return device
 
 
 def train_epoch(model, loader, optimizer, device):
     model.train()
-    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples: read once an epoch
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples; no sync in the loop
     for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         loss = F.cross_entropy(model(images), labels)
@@ -70,7 +70,7 @@ def main(local_rank, args):
 
     torch.manual_seed(0)
     model = utils.build_model(args.model).to(device)
-    if device.type == "cuda":  # BatchNorm over the whole batch, which torch has for GPUs alone
+    if device.type == "cuda":  # BatchNorm over the whole batch; torch has no such layer for CPUs
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     epochs_done = 0
@@ -87,13 +87,13 @@ def main(local_rank, args):
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # another order each epoch, also after a restart
-        torch.manual_seed(epoch * world_size + rank)  # other dropout in each rank and epoch
+        torch.manual_seed(epoch * world_size + rank)  # dropout: other masks in each rank and epoch
         loss = train_epoch(model, train_loader, optimizer, device)
-        for buffer in model.buffers():  # BatchNorm's statistics: those of rank 0 will be saved
+        for buffer in model.buffers():  # BatchNorm's: test what rank 0 will save, not each its own
             dist.broadcast(buffer, src=0)
         accuracy = evaluate(model.module, val_loader, device)
         if rank != 0:
-            continue  # rank 0 alone prints and saves: no collective below this line
+            continue  # rank 0 alone prints and saves: no collective in the rest of this loop
         utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)
         if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
             utils.save_checkpoint(args, model.module.state_dict(), optimizer.state_dict(), epoch)
@@ -106,6 +106,6 @@ if __name__ == "__main__":
     args = utils.parse_args(__doc__)
     utils.check_torchrun("torchrun --standalone --nproc_per_node=4 multigpu_torchrun.py")
     local_rank = int(os.environ["LOCAL_RANK"])
-    if local_rank == 0:  # the others wait in ddp_setup
+    if local_rank == 0:  # the others wait for it in init_process_group, up to 10 minutes with NCCL
         utils.check_run(args, int(os.environ["WORLD_SIZE"]))
     main(local_rank, args)

@@ -10,7 +10,7 @@ import utils
 
 def train_epoch(model, loader, optimizer, device):
     model.train()
-    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples: read once an epoch
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples; no sync in the loop
     for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         loss = F.cross_entropy(model(images), labels)
@@ -58,7 +58,7 @@ def main(args):
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
         sampler.generator.manual_seed(epoch)  # another order each epoch, also after a restart
-        torch.manual_seed(epoch)  # the same for dropout: a resumed run is the unbroken one
+        torch.manual_seed(epoch)  # dropout too: a resumed run draws what the unbroken one drew
         loss = train_epoch(model, train_loader, optimizer, device)
         accuracy = evaluate(model, val_loader, device)
         utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)

@@ -93,7 +93,7 @@ natural = functools.partial(whole, least=0)
 
 
 def parse_args(doc, spawn=False):
-    gpus = torch.cuda.device_count()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0  # old drivers count too
     script = os.path.splitext(os.path.basename(sys.argv[0]))[0]
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -106,7 +106,7 @@ def parse_args(doc, spawn=False):
     add("--dataset", choices=["synthetic", "FashionMNIST", "MNIST", "CIFAR10"], default="synthetic")
     add("--data-dir", default="data", help="where a real dataset lies, or is downloaded to")
     add("--model", default="cnn", help="or a classification model of torchvision, e.g. resnet18")
-    add("--workers", type=natural, default=0, help="loader processes per training process")
+    add("--workers", type=natural, default=0, help="loader processes per process and loader")
     add("--backend", choices=["nccl", "gloo", "mpi"], default="nccl" if gpus else "gloo",
         help="of the DDP scripts; with gloo several processes may share a GPU")
     add("--checkpoint", default=f"{script}.pt", help="saved to, and resumed from if it is there")
@@ -117,6 +117,8 @@ def parse_args(doc, spawn=False):
         add("-g", "--gpus", type=whole, default=gpus or 2, help="processes on this machine")
         add("-nr", "--node-rank", type=natural, default=0, help="which of the machines this is")
     args = parser.parse_args()
+    if not args.checkpoint:
+        parser.error("argument --checkpoint: the name of the file is empty")
     if not 0 < args.lr < math.inf:
         parser.error(f"argument --lr: {args.lr} is not a number above 0")
     if args.model != "cnn":

@@ -75,7 +75,7 @@ for epoch in range(first_epoch, args.epochs):
             totals[3] += len(waves)
     dist.all_reduce(totals)
     if rank != 0:
-        continue  # rank 0 alone prints and saves: no collective below this line
+        continue  # rank 0 alone prints and saves: no collective in the rest of this loop
     trained, tested = totals[0] / totals[1], totals[2] / totals[3]
     print(f"epoch {epoch + 1} | loss {trained:.4f} | test loss {tested:.4f}", flush=True)
     torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),

@@ -1,4 +1,5 @@
 """Starts the scripts as a user does, each start marked so that no process of it can be overlooked."""
+import contextlib
 import os
 import queue
 import re
@@ -49,8 +50,11 @@ class Job:
         """Read what the job prints until a line contains text."""
         end = time.monotonic() + timeout
         while True:
-            line = self.lines.get(timeout=max(0.01, end - time.monotonic()))
-            assert line is not None, f"ended before it printed {text!r}:\n{self.stdout}{self.stderr}"
+            try:
+                line = self.lines.get(timeout=max(0.01, end - time.monotonic()))
+            except queue.Empty:
+                line = None
+            assert line is not None, f"did not print {text!r}:\n{self.stdout}{self.stderr}"
             self.stdout += line
             if text in line:
                 return line
@@ -86,10 +90,10 @@ class Job:
         """The training processes: those that a launcher started with this script, by rank."""
         ranks = {}
         for pid in self.pids():
-            variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-            for variable in variables:
-                if variable.startswith("LOCAL_RANK="):
-                    ranks.setdefault(int(variable.partition("=")[2]), pid)
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                for variable in Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0"):
+                    if variable.startswith("LOCAL_RANK="):
+                        ranks.setdefault(int(variable.partition("=")[2]), pid)
         return ranks
 
     def wait_until_gone(self, timeout):

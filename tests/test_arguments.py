@@ -20,6 +20,7 @@ BAD = [  # script, arguments, what the line says
     ("single_gpu.py", ["--model", "vit_b_16"], "argument --model: vit_b_16 does not train on 240 images of 3x32x32"),
     ("single_gpu.py", ["--model", "googlenet"], "argument --model: googlenet"),
     ("multigpu_spawn.py", ["--model", "resnet18", "--batch-size", "2"], "argument --model: resnet18 does not train on 1 images"),
+    ("single_gpu.py", ["--checkpoint", ""], "argument --checkpoint"),
     ("single_gpu.py", ["--workers", "-1"], "argument --workers"),
     ("single_gpu.py", ["--backend", "smoke"], "argument --backend"),
     ("multigpu_spawn.py", ["--backend", "mpi"], "argument --backend: mpi needs mpirun and a torch built for it"),

@@ -38,18 +38,17 @@ def test_batch_norm_is_over_the_batch_of_both_processes(tmp_path, customize):
 
 
 def test_no_step_waits_for_the_device(tmp_path, customize):
-    """Within train_epoch's loop torch is told to raise where the host waits for the GPU."""
+    """Between two batches torch is told to raise where the host waits for the GPU."""
     environment = customize(WITHOUT_TF32 + """
-step, zero_grad = torch.optim.SGD.step, torch.optim.SGD.zero_grad
-def from_here_on(self):
-    torch.cuda.set_sync_debug_mode("error")
-    zero_grad(self)
-torch.optim.SGD.zero_grad = from_here_on
-item = torch.Tensor.item
-def at_the_epochs_end(self):
-    torch.cuda.set_sync_debug_mode("default")
-    return item(self)
-torch.Tensor.item = at_the_epochs_end
+from torch.utils.data import DataLoader
+iterate = DataLoader.__iter__
+def watched(self):
+    for images, labels in iterate(self):
+        assert images.is_pinned() and labels.is_pinned()
+        torch.cuda.set_sync_debug_mode("error")
+        yield images, labels
+        torch.cuda.set_sync_debug_mode("default")
+DataLoader.__iter__ = watched
 """)
     for script in ("single_gpu.py", "multigpu_torchrun.py"):
         run(script, 2, processes=1, cwd=tmp_path, **environment)

@@ -89,8 +89,8 @@ torch.nn.Dropout.forward = logged
 """
 
 
-@pytest.mark.parametrize("script", ["single_gpu.py", "multigpu_torchrun.py"])
-def test_dropout_differs_by_rank_and_a_resumed_run_is_the_unbroken_one(script, tmp_path, customize, fashion_mnist):
+def test_dropout_differs_by_rank_and_a_resumed_run_is_the_unbroken_one(tmp_path, customize, fashion_mnist):
+    script = "multigpu_torchrun.py"
     options = ["--model", "squeezenet1_1", "--dataset", "FashionMNIST", "--data-dir", fashion_mnist(480, 20),
                "--workers", 1]  # starting loader processes must not shift the random numbers
     masks = tmp_path / "masks"
@@ -101,4 +101,26 @@ def test_dropout_differs_by_rank_and_a_resumed_run_is_the_unbroken_one(script, t
     run(script, 2, *options, "--checkpoint", "resumed.pt", cwd=tmp_path)
     assert torch.equal(weights(tmp_path / "unbroken.pt"), weights(tmp_path / "resumed.pt"))
     drawn = [mask for file in masks.iterdir() for mask in file.read_text().split()]
-    assert len(drawn) == len(set(drawn)) == 4 * len(list(masks.iterdir()))
+    assert len(list(masks.iterdir())) == 2  # files, one a rank
+    assert len(drawn) == len(set(drawn)) == 2 * 2 * 2  # ranks, epochs, steps
+
+
+STATISTICS = """
+import os
+import torch
+evaluate = torch.nn.Module.eval
+def logged(self):
+    with open(f"{os.environ['STATISTICS']}/{os.getpid()}", "a") as file:
+        file.write(f"{[buffer.tolist() for buffer in self.buffers()]}\\n")
+    return evaluate(self)
+torch.nn.Module.eval = logged
+"""
+
+
+def test_all_ranks_evaluate_with_the_statistics_that_are_saved(tmp_path, customize, fashion_mnist):
+    seen = tmp_path / "statistics"
+    seen.mkdir()
+    run("multigpu_spawn.py", 1, "--model", "resnet18", "--batch-size", 60, "--dataset", "FashionMNIST", "--data-dir",
+        fashion_mnist(240, 20), cwd=tmp_path, STATISTICS=str(seen), **customize(STATISTICS))
+    one, other = [file.read_text() for file in seen.iterdir()]
+    assert one == other and "[0." in one
