@@ -43,7 +43,8 @@ class Job:
 
     def read(self):
         for line in self.process.stdout:
-            self.lines.put(line)
+            if line.strip() and not line.startswith("[Gloo]"):  # torch 2.10 announces each rank so
+                self.lines.put(line)
         self.lines.put(None)
 
     def wait_for(self, text, timeout=60):
