@@ -84,12 +84,9 @@ def download(dataset, data_dir):
 
 
 def whole(text, least=1):
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    if not text.isdecimal() or not least <= int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} to 2**31-1")
     return int(text)
-
-
-natural = functools.partial(whole, least=0)
 
 
 def parse_args(doc, spawn=False):
@@ -98,7 +95,7 @@ def parse_args(doc, spawn=False):
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.error = functools.partial(stop, status=2)  # one line, without the usage
-    add = parser.add_argument
+    add, natural = parser.add_argument, functools.partial(whole, least=0)
     add("total_epochs", type=whole, nargs="?", default=50, help="with those of an earlier run")
     add("save_every", type=whole, nargs="?", default=10, help="epochs; also saved after the last")
     add("--batch-size", "--batch_size", type=whole, default=240, help="samples over all devices")
@@ -184,7 +181,7 @@ def check_checkpoint(args, model):
         folder = os.path.dirname(os.path.realpath(args.checkpoint))
         needed = 2**16 + 2 * sum(tensor.nbytes for tensor in model.state_dict().values())
         try:
-            with tempfile.TemporaryFile(dir=folder):
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=os.path.basename(args.checkpoint)):
                 free = shutil.disk_usage(folder).free
         except OSError as error:
             stop(f"argument --checkpoint: {folder} takes no file: {error.strerror}", 1)
@@ -196,19 +193,21 @@ def read_checkpoint(path, model):
     """What was saved to path, on the CPU; None where nothing was."""
     if not os.path.exists(path):
         return None
-    reason = "it cannot be read, is cut off or never was a checkpoint"
+    reason = "it cannot be read, is cut off, damaged or never was a checkpoint"
     with contextlib.suppress(Exception):  # zipfile, pickle and torch have many, none for a user
-        if os.path.isfile(path) and zipfile.is_zipfile(path):
-            reason = "it is damaged or holds more than tensors and plain values"
+        if os.path.isfile(path) and zipfile.ZipFile(path).testzip() is None:  # torch checks no sums
+            reason = "it holds more than tensors and plain values"
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-            reason = "it is of another model"
-            shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-            state, groups = (checkpoint["optimizer"][key] for key in ("state", "param_groups"))
-            if (shapes == {name: tensor.shape for name, tensor in checkpoint["model"].items()}
-                    and {tensor.shape for tensors in state.values() for tensor in tensors.values()
-                         if torch.is_tensor(tensor) and tensor.dim()} <= set(shapes.values())
-                    and sum(len(g["params"]) for g in groups) == len(list(model.parameters()))
-                    and isinstance(checkpoint["epoch"], int) and checkpoint["epoch"] > 0):
+            reason = "it is of another model, or not from these scripts"
+            state, groups = (checkpoint.get("optimizer")[key] for key in ("state", "param_groups"))
+            parameters = list(model.parameters())
+            if ({name: tensor.shape for name, tensor in model.state_dict().items()}
+                    == {name: tensor.shape for name, tensor in checkpoint["model"].items()}
+                    and [i for g in groups for i in g["params"]] == [*range(len(parameters))]
+                    and (len(groups) > 1 or all(  # several groups may be in another order
+                        value.shape == parameters[i].shape for i in state
+                        for value in state[i].values() if torch.is_tensor(value) and value.dim()))
+                    and type(checkpoint["epoch"]) is int and checkpoint["epoch"] > 0):
                 return checkpoint
     stop(f"{path} cannot be resumed and is left as it was: {reason}", 1)
 
@@ -223,10 +222,12 @@ def save_checkpoint(args, model, optimizer, epoch):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:  # torch makes a RuntimeError of a full disk
+    except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
             os.remove(temporary)
-        stop(f"{args.checkpoint} was not saved: {error.__context__ or error}", 1)
+        while error.__context__:  # torch's own error, on top of the one that says why
+            error = error.__context__
+        stop(f"{args.checkpoint} was not saved: {error}", 1)
     print(f"saved {args.checkpoint} after epoch {epoch + 1}", flush=True)
 
 

@@ -4,8 +4,9 @@ from launch import SCRIPTS, run, run_all
 
 GPUS = torch.cuda.device_count()
 BAD = [  # script, arguments, what the line says
-    ("single_gpu.py", ["many"], "argument total_epochs: 'many' is not a whole number of at least 1"),
+    ("single_gpu.py", ["many"], "argument total_epochs: 'many' is not a whole number of 1 to 2**31-1"),
     ("single_gpu.py", ["0"], "argument total_epochs"),
+    ("single_gpu.py", ["9" * 30], "argument total_epochs"),
     ("dp.py", ["5", "-1"], "argument save_every"),
     ("single_gpu.py", ["5", "0.5"], "argument save_every"),
     ("single_gpu.py", ["--batch-size", "0"], "argument --batch-size"),

@@ -49,8 +49,12 @@ def test_a_file_that_is_no_checkpoint_of_this_model_ends_the_run_in_one_line(scr
     (tmp_path / "text.pt").write_text("epoch 3\n")
     (tmp_path / "empty.pt").touch()
     torch.save([1, 2], tmp_path / "list.pt")
+    run("single_gpu.py", 1, "--checkpoint", "flipped.pt", cwd=tmp_path)
+    whole = (tmp_path / "flipped.pt").read_bytes()
+    (tmp_path / "flipped.pt").write_bytes(whole[:len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 1])
+                                          + whole[len(whole) // 2 + 1:])
     files = {path: path.read_bytes() for path in tmp_path.glob("*.pt")}
-    assert len(files) == 6
+    assert len(files) == 7
     if script != "single_gpu.py":
         files = {path: files[path] for path in files if path.stem in ("cut", "hostile")}
     jobs = run_all(*[(script, 2, "--checkpoint", path.name, dict(cwd=tmp_path, status=1)) for path in files])
