@@ -27,6 +27,9 @@ def command(script, *arguments, processes=2, torchrun=()):
     return [*line, str(ROOT / script), *arguments]
 
 
+two_processes_ended_well = 0
+
+
 class Job:
     """A started command, with all processes that come of it."""
 
@@ -69,6 +72,8 @@ class Job:
             self.wait_until_gone(10)
         finally:
             self.kill()
+        global two_processes_ended_well
+        two_processes_ended_well += status == 0 and "processes: 2," in self.stdout
         return status
 
     @property
@@ -116,17 +121,11 @@ def start(script, *arguments, cwd, processes=2, torchrun=(), **env):
     return Job(command(script, *arguments, processes=processes, torchrun=torchrun), cwd, **env)
 
 
-two_processes_ended_well = 0
-
-
 def run(script, *arguments, cwd, status=0, timeout=120, **options):
     """Run a script to its end, and check how it ended."""
-    global two_processes_ended_well
     job = start(script, *arguments, cwd=cwd, **options)
     ended = job.wait(timeout)
     assert ended == status, f"status {ended} instead of {status}\n{job.stdout}{job.stderr}"
-    if script.startswith("multigpu") and options.get("processes", 2) == 2 and status == 0:
-        two_processes_ended_well += 1
     return job
 
 
