@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from launch import ROOT, Job, figures, run, run_all, start
+from launch import ROOT, Job, figures, run, start
 
 RESTARTS = dict(torchrun=["--max-restarts=3"], TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
