@@ -1,5 +1,4 @@
 """Training on one machine, one process per GPU, started here: python multigpu_spawn.py 50 10
-
 On each of two, with MASTER_ADDR and MASTER_PORT: python multigpu_spawn.py 50 10 -n 2 -g 8 -nr 0
 """
 import os

@@ -1,5 +1,4 @@
 """Training on one machine, one process per GPU, started by torchrun, which can restart them:
-
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4 --max-restarts=3 \
 multigpu_torchrun.py 50 10
 """
@@ -104,7 +103,7 @@ def main(local_rank, args):
 
 if __name__ == "__main__":
     args = utils.parse_args(__doc__)
-    utils.check_torchrun("torchrun --standalone --nproc_per_node=4 multigpu_torchrun.py")
+    utils.check_torchrun(__doc__)
     local_rank = int(os.environ["LOCAL_RANK"])
     if local_rank == 0:  # the others wait for it in init_process_group, up to 10 minutes with NCCL
         utils.check_run(args, int(os.environ["WORLD_SIZE"]))

@@ -5,8 +5,10 @@ import functools
 import math
 import multiprocessing
 import os
-import shutil
+import pathlib
+import re
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -65,22 +67,16 @@ def load_data(name, data_dir):
     try:
         with contextlib.suppress(RuntimeError):  # not there yet
             return [dataset(data_dir, train, transform) for train in (True, False)]
-        download(dataset, data_dir)
+        os.makedirs(data_dir, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=data_dir) as beside:
+            dataset(beside, download=True)
+            for file in filter(os.path.isfile, [*pathlib.Path(beside).rglob("*")]):
+                place = pathlib.Path(data_dir, file.relative_to(beside))
+                place.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(place)  # at once: another job may do or read the same
         return [dataset(data_dir, train, transform) for train in (True, False)]
     except Exception as error:
         stop(f"--dataset {name} was neither read from {data_dir} nor downloaded to it: {error}", 1)
-
-
-def download(dataset, data_dir):
-    """To a folder beside, then file by file into place: another job may do or read the same."""
-    os.makedirs(data_dir, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=data_dir) as beside:
-        dataset(beside, download=True)
-        for folder, _, files in os.walk(beside):
-            place = os.path.join(data_dir, os.path.relpath(folder, beside))
-            os.makedirs(place, exist_ok=True)
-            for file in files:
-                os.replace(os.path.join(folder, file), os.path.join(place, file))
 
 
 def whole(text, least=1):
@@ -91,7 +87,6 @@ def whole(text, least=1):
 
 def parse_args(doc, spawn=False):
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0  # old drivers count too
-    script = os.path.splitext(os.path.basename(sys.argv[0]))[0]
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.error = functools.partial(stop, status=2)  # one line, without the usage
@@ -106,7 +101,7 @@ def parse_args(doc, spawn=False):
     add("--workers", type=natural, default=0, help="loader processes per process and loader")
     add("--backend", choices=["nccl", "gloo", "mpi"], default="nccl" if gpus else "gloo",
         help="of the DDP scripts; with gloo several processes may share a GPU")
-    add("--checkpoint", default=f"{script}.pt", help="saved to, and resumed from if it is there")
+    add("--checkpoint", default=pathlib.Path(sys.argv[0]).stem + ".pt", help="resumed if it exists")
     add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # from torch.distributed.launch
     if spawn:
         parser.set_defaults(master_addr="127.0.0.1", master_port=0)  # 0: any free one
@@ -140,22 +135,36 @@ def parse_args(doc, spawn=False):
     return args
 
 
-def check_torchrun(command):
-    if not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= os.environ.keys():
-        stop(f"start this script by: {command}", 2)
+def check_torchrun(doc):
+    if unset := {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} - {*os.environ}:
+        stop(f"{', '.join(sorted(unset))} not set; start it by: {doc.partition(':')[2]}", 2)
     if (os.environ["LOCAL_RANK"] == "0" and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
             and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
         print("--max-restarts will hardly recover: that needs --standalone or --rdzv-backend=c10d, "
-              "and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in torchrun's environment",
-              file=sys.stderr, flush=True)
+              "and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment", file=sys.stderr)
+
+
+def slurm_host():
+    """The first machine of this job step, n01 of n[01-04,07], or the one that srun runs on."""
+    host = re.sub(r"\[(\w+)[^]]*]", r"\1", os.environ["SLURM_STEP_NODELIST"]).split(",")[0]
+    with contextlib.suppress(OSError):  # Slurm's name for a machine need not be the network's
+        return socket.gethostbyname(host)
+    return os.environ["SLURM_LAUNCH_NODE_IPADDR"]
 
 
 def check_run(args, world_size=1, node_rank=0):
     """Fetch the data, and end here, before processes wait for each other, if this cannot train."""
-    share, rest = divmod(args.batch_size, world_size)
-    if rest:
-        stop(f"argument --batch-size: {args.batch_size} does not divide by {world_size} processes, "
-             f"as {(share + 1) * world_size} would", 2)
+    sizes, command = [world_size], pathlib.Path(f"/proc/{os.getppid()}/cmdline")
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 0))
+    if local and command.exists():  # torchrun does not tell its workers what --nnodes=1:2 allows
+        words = f"{command.read_text()}--nnodes={os.environ.get('PET_NNODES', 1)}\0"
+        least, most = re.search(r"--nnodes[=\0](\d+):?(\d*)\0", words).groups()
+        sizes += range(int(least) * local, int(most or 0) * local + 1, local)
+    for size in sizes:
+        if args.batch_size % size:
+            stop(f"argument --batch-size: {args.batch_size} does not divide by {size} processes, "
+                 f"as {(args.batch_size // math.lcm(*sizes) + 1) * math.lcm(*sizes)} would", 2)
+    share = args.batch_size // max(sizes)
     model = build_model(args.model).to("meta")  # shapes alone, no arithmetic
     try:
         if args.model != "cnn":  # which is known to fit, and this takes two seconds
@@ -163,30 +172,23 @@ def check_run(args, world_size=1, node_rank=0):
     except Exception as error:
         stop(f"argument --model: {args.model} does not train on {share} images of 3x32x32 at once, "
              f"as cnn would: {error}", 2)
-    samples = len(load_data(args.dataset, args.data_dir)[0])
-    if args.batch_size > samples:
+    if args.batch_size > (samples := len(load_data(args.dataset, args.data_dir)[0])):
         stop(f"argument --batch-size: {args.batch_size} exceeds the {samples} training samples", 2)
-    if node_rank == 0:
-        check_checkpoint(args, model)
-
-
-def check_checkpoint(args, model):
-    checkpoint = read_checkpoint(args.checkpoint, model)
-    done = checkpoint["epoch"] if checkpoint else 0
-    if checkpoint:
+    if node_rank > 0:
+        return
+    done = (read_checkpoint(args.checkpoint, model) or {"epoch": 0})["epoch"]
+    if done:
         hint = "; to start afresh, delete it or name another --checkpoint"
         print(f"{args.checkpoint}: {done} of {args.total_epochs} epochs are done"
               f"{hint if done >= args.total_epochs else ''}", flush=True)
     if done < args.total_epochs:
-        folder = os.path.dirname(os.path.realpath(args.checkpoint))
-        needed = 2**16 + 2 * sum(tensor.nbytes for tensor in model.state_dict().values())
+        folder, name = os.path.split(os.path.realpath(args.checkpoint))
         try:
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=os.path.basename(args.checkpoint)):
-                free = shutil.disk_usage(folder).free
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=name) as file:  # weights, momentum
+                file.write(bytes(2**16 + 2 * sum(t.nbytes for t in model.state_dict().values())))
         except OSError as error:
-            stop(f"argument --checkpoint: {folder} takes no file: {error.strerror}", 1)
-        if free < needed:
-            stop(f"argument --checkpoint: {folder} has {free:,} bytes left, needs {needed:,}", 1)
+            stop(f"argument --checkpoint: {name} cannot be saved, as {folder} takes no file "
+                 f"of its size: {error.strerror}", 1)
 
 
 def read_checkpoint(path, model):
@@ -223,8 +225,7 @@ def save_checkpoint(args, model, optimizer, epoch):
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
+        pathlib.Path(temporary).unlink(missing_ok=True)
         while error.__context__:  # torch's own error, on top of the one that says why
             error = error.__context__
         stop(f"{args.checkpoint} was not saved: {error}", 1)

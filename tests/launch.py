@@ -27,7 +27,7 @@ def command(script, *arguments, processes=2, torchrun=()):
     return [*line, str(ROOT / script), *arguments]
 
 
-two_processes_ended_well = 0
+ended_well_with_several_processes = []
 
 
 class Job:
@@ -72,8 +72,8 @@ class Job:
             self.wait_until_gone(10)
         finally:
             self.kill()
-        global two_processes_ended_well
-        two_processes_ended_well += status == 0 and "processes: 2," in self.stdout
+        if status == 0 and re.match("processes: [24],", self.stdout):
+            ended_well_with_several_processes.append(self)
         return status
 
     @property
@@ -129,13 +129,15 @@ def run(script, *arguments, cwd, status=0, timeout=120, **options):
     return job
 
 
-def run_all(*calls):
-    """Run several jobs, two at a time; each call is the arguments of run, options last."""
-    def one(call):
-        *arguments, options = call
-        return run(*arguments, **options)
+def two_at_a_time(function, *calls):
+    """Call a function with each of several arguments; most of what a job takes is its start."""
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(one, calls))
+        return list(pool.map(function, calls))
+
+
+def run_all(*calls):
+    """Run several jobs; each call is the arguments of run, options last."""
+    return two_at_a_time(lambda call: run(*call[:-1], **call[-1]), *calls)
 
 
 def figures(job):

@@ -6,16 +6,12 @@ GPUS = torch.cuda.device_count()
 BAD = [  # script, arguments, what the line says
     ("single_gpu.py", ["many"], "argument total_epochs: 'many' is not a whole number of 1 to 2**31-1"),
     ("single_gpu.py", ["0"], "argument total_epochs"),
-    ("single_gpu.py", ["9" * 30], "argument total_epochs"),
-    ("dp.py", ["5", "-1"], "argument save_every"),
-    ("single_gpu.py", ["5", "0.5"], "argument save_every"),
+    ("dp.py", ["5", "0.5"], "argument save_every"),
     ("single_gpu.py", ["--batch-size", "0"], "argument --batch-size"),
     ("single_gpu.py", ["--batch-size", "3841"], "argument --batch-size: 3841 exceeds the 3840 training samples"),
     ("multigpu_spawn.py", ["--batch_size", "241"], "argument --batch-size: 241 does not divide by 2 processes, as 242 would"),
-    ("multigpu_spawn.py", ["-g", "7"], "argument --batch-size: 240 does not divide by 7 processes"),
     ("single_gpu.py", ["--lr", "0"], "argument --lr"),
     ("single_gpu.py", ["--lr", "nan"], "argument --lr"),
-    ("single_gpu.py", ["--lr", "fast"], "argument --lr"),
     ("single_gpu.py", ["--dataset", "ImageNet"], "argument --dataset: invalid choice: 'ImageNet' (choose from"),
     ("single_gpu.py", ["--model", "resnet19"], "argument --model: resnet19 is neither cnn nor"),
     ("single_gpu.py", ["--model", "vit_b_16"], "argument --model: vit_b_16 does not train on 240 images of 3x32x32"),
@@ -23,13 +19,13 @@ BAD = [  # script, arguments, what the line says
     ("multigpu_spawn.py", ["--model", "resnet18", "--batch-size", "2"], "argument --model: resnet18 does not train on 1 images"),
     ("single_gpu.py", ["--checkpoint", ""], "argument --checkpoint"),
     ("single_gpu.py", ["--workers", "-1"], "argument --workers"),
-    ("single_gpu.py", ["--backend", "smoke"], "argument --backend"),
     ("multigpu_spawn.py", ["--backend", "mpi"], "argument --backend: mpi needs mpirun and a torch built for it"),
     ("multigpu_spawn.py", ["--backend", "nccl", "-g", str(GPUS + 1)], "nccl needs a GPU for each process"),
     ("multigpu_spawn.py", ["-g", "0"], "argument -g/--gpus"),
     ("multigpu_spawn.py", ["-n", "2"], "argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT"),
     ("multigpu_spawn.py", ["-nr", "1"], "argument -nr/--node-rank: 1 is not below -n 1"),
-    ("multigpu_torchrun.py", [], "start this script by: torchrun --standalone --nproc_per_node=4 multigpu_torchrun.py"),
+    ("multigpu_torchrun.py", [], "LOCAL_RANK, MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE not set; start it by: "
+                                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4"),
 ]
 
 

@@ -1,9 +1,10 @@
 """What is saved can be continued by any script, and no accident costs the last good checkpoint."""
 import pickle
+import resource
 
 import pytest
 import torch
-from launch import SCRIPTS, command, figures, Job, run, run_all
+from launch import SCRIPTS, figures, run, run_all, start, two_at_a_time
 
 
 def load(path):
@@ -12,12 +13,12 @@ def load(path):
 
 def test_each_script_goes_on_where_another_stopped(tmp_path, float64):
     options = dict(cwd=tmp_path, **float64)
-    unbroken = run("single_gpu.py", 4, "--checkpoint", "unbroken.pt", **options)
-    relay = [("dp.py", 1), ("multigpu_spawn.py", 2), ("multigpu_torchrun.py", 4), ("single_gpu.py", 1)]
-    printed = {}
-    for epochs, (script, processes) in enumerate(relay, start=1):
-        job = run(script, epochs, "--checkpoint", "relay.pt", processes=processes, **options)
-        assert epochs == 1 or f"relay.pt: {epochs - 1} of {epochs} epochs are done" in job.stdout
+    unbroken, job = run_all(("single_gpu.py", 4, "--checkpoint", "unbroken.pt", options),
+                            ("dp.py", 1, "--checkpoint", "relay.pt", options))
+    printed = figures(job)
+    for epochs, script in enumerate(["multigpu_spawn.py", "multigpu_torchrun.py", "single_gpu.py"], start=2):
+        job = run(script, epochs, "--checkpoint", "relay.pt", **options)
+        assert f"relay.pt: {epochs - 1} of {epochs} epochs are done" in job.stdout
         printed |= figures(job)
     assert printed == figures(unbroken)
     one, other = load(tmp_path / "unbroken.pt"), load(tmp_path / "relay.pt")
@@ -27,11 +28,11 @@ def test_each_script_goes_on_where_another_stopped(tmp_path, float64):
         torch.testing.assert_close(other["model"][name], tensor, rtol=1e-9, atol=1e-9)
 
     before = (tmp_path / "relay.pt").read_bytes()
-    done = run("dp.py", 3, "--checkpoint", "relay.pt", "--lr", 0.001, **options)
+    done, _ = run_all(("dp.py", 3, "--checkpoint", "relay.pt", "--lr", 0.001, options),
+                      ("single_gpu.py", 5, "--checkpoint", "unbroken.pt", "--lr", 0.001, options))
     assert "relay.pt: 4 of 3 epochs are done; to start afresh, delete it or name another" in done.stdout
     assert (tmp_path / "relay.pt").read_bytes() == before
-    run("single_gpu.py", 5, "--checkpoint", "relay.pt", "--lr", 0.001, **options)
-    assert load(tmp_path / "relay.pt")["optimizer"]["param_groups"][0]["lr"] == 0.001  # not the file's
+    assert load(tmp_path / "unbroken.pt")["optimizer"]["param_groups"][0]["lr"] == 0.001  # not the file's
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -80,18 +81,19 @@ os.fsync = fsync_or_die
 """)
     job = run("multigpu_spawn.py", 3, 1, "--checkpoint", "run.pt", cwd=tmp_path, status=1, **at_the_second)
     assert "saved" in job.stdout and load(tmp_path / "run.pt")["epoch"] == 1
-    assert "1 of 3 epochs are done" in run("single_gpu.py", 3, "--checkpoint", "run.pt", cwd=tmp_path).stdout
 
 
 def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint(tmp_path):
-    run("single_gpu.py", 1, "--checkpoint", "run.pt", cwd=tmp_path)
-    before = (tmp_path / "run.pt").read_bytes()
-    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash"]  # no file may exceed 100 KiB
-    jobs = [Job([*limited, *command(script, 2, "--checkpoint", "run.pt")], cwd=tmp_path) for script in SCRIPTS if script != "dp.py"]
-    for job in jobs:
+    def fill_up(script):
+        job = start(script, 1000, 1, "--checkpoint", f"{script}.pt", cwd=tmp_path)
+        job.wait_for(f"saved {script}.pt after epoch 1\n")
+        for pid in job.pids():  # from now on no file may exceed 100 KiB
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (100 * 1024, resource.RLIM_INFINITY))
         assert job.wait() == 1
-        assert "run.pt was not saved: [Errno 27] File too large" in job.stderr
-    assert (tmp_path / "run.pt").read_bytes() == before and not list(tmp_path.glob("*.tmp"))
+        assert f"{script}.pt was not saved: [Errno 27] File too large" in job.stderr
+        assert load(tmp_path / f"{script}.pt")["epoch"] == job.stdout.count("saved")
+    two_at_a_time(fill_up, *SCRIPTS)
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_a_place_that_takes_no_checkpoint_is_told_before_training(tmp_path):

@@ -5,20 +5,20 @@ import signal
 import sys
 import time
 
-import pytest
 import torch
-from launch import ROOT, Job, figures, run, start
+from launch import ROOT, Job, figures, run, run_all, start, two_at_a_time
 
 RESTARTS = dict(torchrun=["--max-restarts=3"], TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
 
 def test_a_killed_worker_costs_no_bit_under_torchrun_with_restarts(tmp_path):
-    undisturbed = run("multigpu_torchrun.py", 8, 2, "--checkpoint", "undisturbed.pt", cwd=tmp_path)
+    undisturbed = start("multigpu_torchrun.py", 8, 2, "--checkpoint", "undisturbed.pt", cwd=tmp_path)
     job = start("multigpu_torchrun.py", 8, 2, "--checkpoint", "killed.pt", cwd=tmp_path, **RESTARTS)
     epoch, rank, delay = random.randint(1, 6), random.randint(0, 1), random.random() / 2
     job.wait_for(f"epoch {epoch}/8")
     time.sleep(delay)  # anywhere in an epoch, or in the saving of a checkpoint
     os.kill(job.workers()[rank], signal.SIGKILL)
+    assert undisturbed.wait() == 0
     assert job.wait() == 0, (epoch, rank, delay, job.stderr)
     assert figures(job) == figures(undisturbed)
     one, other = (torch.load(tmp_path / name, weights_only=True) for name in ("undisturbed.pt", "killed.pt"))
@@ -33,8 +33,7 @@ def test_restarts_without_what_they_need_are_told_at_the_start(tmp_path):
     assert len(said) == 1 and "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in said[0]
 
 
-@pytest.mark.parametrize("script", ["multigpu_spawn.py", "multigpu_torchrun.py"])
-def test_an_exception_in_one_rank_ends_all_and_is_shown(script, tmp_path, customize):
+def test_an_exception_in_one_rank_ends_all_and_is_shown(tmp_path, customize):
     third_step_of_rank_1 = customize("""
 import torch
 step, calls = torch.optim.SGD.step, []
@@ -45,12 +44,12 @@ def step_or_raise(self):
     return step(self)
 torch.optim.SGD.step = step_or_raise
 """)
-    job = run(script, 2, cwd=tmp_path, status=1, timeout=40, **third_step_of_rank_1)
-    assert "ValueError: this rank's own words" in job.stderr
+    for job in run_all(*[(script, 2, dict(cwd=tmp_path, status=1, timeout=60, **third_step_of_rank_1))
+                         for script in ("multigpu_spawn.py", "multigpu_torchrun.py")]):
+        assert "ValueError: this rank's own words" in job.stderr
 
 
 ENDINGS = [  # script, what is signalled, signal, after which line
-    ("single_gpu.py", "starter", signal.SIGTERM, "processes"),
     ("single_gpu.py", "all", signal.SIGINT, " 1/1000"),
     ("single_gpu.py", "starter", signal.SIGTERM, " 1/1000"),
     ("single_gpu.py", "starter", signal.SIGKILL, " 1/1000"),
@@ -64,25 +63,27 @@ ENDINGS = [  # script, what is signalled, signal, after which line
 ]
 
 
-@pytest.mark.parametrize("script, whom, what, line", ENDINGS)
-def test_a_signal_ends_every_process_within_seconds(script, whom, what, line, tmp_path):
-    job = start(script, 1000, "--workers", 1, cwd=tmp_path)
-    if line:
-        job.wait_for(line)
-    else:  # the processes have been started, and still import torch
-        while len(job.pids()) < 3:
-            assert job.process.poll() is None
-    (os.killpg if whom == "all" else os.kill)(job.process.pid, what)
-    try:
-        job.wait_until_gone(4 if script == "single_gpu.py" else 10)  # torch's own watchdog takes 5
-    finally:
-        assert job.wait() != 0
+def test_a_signal_ends_every_process_within_seconds(tmp_path):
+    def end(case):
+        script, whom, what, line = case
+        job = start(script, 1000, "--workers", 1, cwd=tmp_path)
+        if line:
+            job.wait_for(line)
+        else:  # the processes have been started, and still import torch
+            while len(job.pids()) < 3:
+                assert job.process.poll() is None
+        (os.killpg if whom == "all" else os.kill)(job.process.pid, what)
+        try:
+            job.wait_until_gone(4 if script == "single_gpu.py" else 10)  # torch's own watchdog takes 5
+        finally:
+            assert job.wait() != 0, case
+    two_at_a_time(end, *ENDINGS)
 
 
 def test_the_older_launcher_works_with_and_without_use_env(tmp_path):
-    for options in ([], ["--use-env"]):
-        job = Job([sys.executable, "-m", "torch.distributed.launch", "--standalone", "--nproc_per_node=2", *options,
-                   str(ROOT / "multigpu_torchrun.py"), "1"], cwd=tmp_path)
+    def launch(option):
+        job = Job([sys.executable, "-m", "torch.distributed.launch", "--standalone", "--nproc_per_node=2", *option,
+                   str(ROOT / "multigpu_torchrun.py"), "1", "--checkpoint", f"{len(option)}.pt"], cwd=tmp_path)
         assert job.wait() == 0, job.stderr
-        assert "processes: 2" in job.stdout
-        (tmp_path / "multigpu_torchrun.pt").unlink()
+        assert list(figures(job)) == [1] and "processes: 2," in job.stdout
+    two_at_a_time(launch, [], ["--use-env"])
