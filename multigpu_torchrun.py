@@ -105,6 +105,6 @@ if __name__ == "__main__":
     args = utils.parse_args(__doc__)
     utils.check_torchrun(__doc__)
     local_rank = int(os.environ["LOCAL_RANK"])
-    if local_rank == 0:  # the others wait for it in init_process_group, up to 10 minutes with NCCL
+    if local_rank == 0:  # the others wait for it in init_process_group
         utils.check_run(args, int(os.environ["WORLD_SIZE"]))
     main(local_rank, args)

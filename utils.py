@@ -177,7 +177,7 @@ def check_run(args, world_size=1, node_rank=0):
     if node_rank > 0:
         return
     done = (read_checkpoint(args.checkpoint, model) or {"epoch": 0})["epoch"]
-    if done:
+    if done or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":  # then 0 is worth a word
         hint = "; to start afresh, delete it or name another --checkpoint"
         print(f"{args.checkpoint}: {done} of {args.total_epochs} epochs are done"
               f"{hint if done >= args.total_epochs else ''}", flush=True)

@@ -1,7 +1,12 @@
+import contextlib
+import shutil
 import struct
+import subprocess
 
 import pytest
 import torch
+from hosts import two_hosts
+from slurm import slurm_on
 
 IN_FLOAT64 = "import torch\ntorch.set_default_dtype(torch.float64)\n"
 
@@ -50,3 +55,31 @@ def fashion_mnist(tmp_path_factory):
                 struct.pack(">2i", 0x801, count) + labels.to(torch.uint8).numpy().tobytes())
         return folder
     return write
+
+
+@pytest.fixture(scope="session")
+def network():
+    with contextlib.ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(two_hosts())
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"needs the right to make network namespaces: {error}")
+        yield hosts
+
+
+@pytest.fixture
+def hosts(network, tmp_path):
+    """Two hosts, each with a folder of its own."""
+    for host in network:
+        host.folder = tmp_path / host.name
+        host.folder.mkdir()
+    return network
+
+
+@pytest.fixture(scope="session")
+def slurm(network, tmp_path_factory):
+    for program in ("munged", "slurmctld", "slurmd", "srun"):
+        if not shutil.which(program):
+            pytest.skip(f"needs {program}")
+    with slurm_on(network, tmp_path_factory.mktemp("slurm")) as slurm:
+        yield slurm

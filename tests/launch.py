@@ -13,14 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = ["single_gpu.py", "dp.py", "multigpu_spawn.py", "multigpu_torchrun.py"]
+SCRIPTS = ["single_gpu.py", "dp.py", "multigpu_spawn.py", "multigpu_torchrun.py", "multinode.py"]
 FIGURES = re.compile(r"epoch +(\d+)/\d+ \| loss (\S+) \| accuracy (\S+)% \| \S+ samples/s \| \d+:\d\d left")
 
 
 def command(script, *arguments, processes=2, torchrun=()):
     """The command line that starts a script; processes=None leaves out what says how many."""
     line, arguments = [sys.executable], [str(argument) for argument in arguments]
-    if script == "multigpu_torchrun.py" and processes:
+    if script in ("multigpu_torchrun.py", "multinode.py") and processes:
         line += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *torchrun]
     if script == "multigpu_spawn.py" and processes:
         arguments += ["-g", str(processes)]

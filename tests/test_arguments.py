@@ -15,7 +15,6 @@ BAD = [  # script, arguments, what the line says
     ("single_gpu.py", ["--dataset", "ImageNet"], "argument --dataset: invalid choice: 'ImageNet' (choose from"),
     ("single_gpu.py", ["--model", "resnet19"], "argument --model: resnet19 is neither cnn nor"),
     ("single_gpu.py", ["--model", "vit_b_16"], "argument --model: vit_b_16 does not train on 240 images of 3x32x32"),
-    ("single_gpu.py", ["--model", "googlenet"], "argument --model: googlenet"),
     ("multigpu_spawn.py", ["--model", "resnet18", "--batch-size", "2"], "argument --model: resnet18 does not train on 1 images"),
     ("single_gpu.py", ["--checkpoint", ""], "argument --checkpoint"),
     ("single_gpu.py", ["--workers", "-1"], "argument --workers"),
@@ -24,6 +23,8 @@ BAD = [  # script, arguments, what the line says
     ("multigpu_spawn.py", ["-g", "0"], "argument -g/--gpus"),
     ("multigpu_spawn.py", ["-n", "2"], "argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT"),
     ("multigpu_spawn.py", ["-nr", "1"], "argument -nr/--node-rank: 1 is not below -n 1"),
+    ("multinode.py", [], "LOCAL_RANK, MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE not set; start it by: "
+                         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --nproc_per_node=4"),
     ("multigpu_torchrun.py", [], "LOCAL_RANK, MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE not set; start it by: "
                                  "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4"),
 ]

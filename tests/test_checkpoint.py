@@ -2,7 +2,6 @@
 import pickle
 import resource
 
-import pytest
 import torch
 from launch import SCRIPTS, figures, run, run_all, start, two_at_a_time
 
@@ -41,8 +40,7 @@ class Hostile:
         return open, ("executed", "w")
 
 
-@pytest.mark.parametrize("script", ["single_gpu.py", "multigpu_spawn.py", "multigpu_torchrun.py"])
-def test_a_file_that_is_no_checkpoint_of_this_model_ends_the_run_in_one_line(script, tmp_path):
+def test_a_file_that_is_no_checkpoint_of_this_model_ends_the_run_in_one_line(tmp_path):
     good = {"model": torch.nn.Linear(2, 2).state_dict(), "optimizer": {"state": {}, "param_groups": []}, "epoch": 1}
     torch.save(good, tmp_path / "foreign.pt")
     torch.save(good | {"model": Hostile()}, tmp_path / "hostile.pt", pickle_module=pickle)
@@ -56,15 +54,15 @@ def test_a_file_that_is_no_checkpoint_of_this_model_ends_the_run_in_one_line(scr
                                           + whole[len(whole) // 2 + 1:])
     files = {path: path.read_bytes() for path in tmp_path.glob("*.pt")}
     assert len(files) == 7
-    if script != "single_gpu.py":
-        files = {path: files[path] for path in files if path.stem in ("cut", "hostile")}
-    jobs = run_all(*[(script, 2, "--checkpoint", path.name, dict(cwd=tmp_path, status=1)) for path in files])
-    for (path, content), job in zip(files.items(), jobs):
+    cases = [("single_gpu.py", path) for path in files]
+    cases += [(script, tmp_path / "hostile.pt") for script in ("multigpu_spawn.py", "multigpu_torchrun.py")]
+    jobs = run_all(*[(script, 2, "--checkpoint", path.name, dict(cwd=tmp_path, status=1)) for script, path in cases])
+    for (script, path), job in zip(cases, jobs):
         said = [line for line in job.stderr.splitlines() if path.name in line]
         assert len(said) == 1 and "cannot be resumed and is left as it was" in said[0]
         assert script == "multigpu_torchrun.py" or job.stderr.count("\n") == 1  # torchrun adds its report
         assert "epoch" not in job.stdout
-        assert path.read_bytes() == content
+        assert path.read_bytes() == files[path]
     assert not (tmp_path / "executed").exists()
 
 
@@ -92,7 +90,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint(tmp_pat
         assert job.wait() == 1
         assert f"{script}.pt was not saved: [Errno 27] File too large" in job.stderr
         assert load(tmp_path / f"{script}.pt")["epoch"] == job.stdout.count("saved")
-    two_at_a_time(fill_up, *SCRIPTS)
+    two_at_a_time(fill_up, *SCRIPTS[:4])
     assert not list(tmp_path.glob("*.tmp"))
 
 

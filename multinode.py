@@ -1,0 +1,120 @@
+"""Training on several machines, one process per GPU, started on each of them by torchrun:
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --nproc_per_node=4 --max-restarts=3 \
+--rdzv-backend=c10d --rdzv-endpoint=HOST:29400 multinode.py 50 10
+or, with one task for each GPU, by Slurm alone: srun --kill-on-bad-exit=1 python multinode.py 50 10
+"""
+import os
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+import utils
+
+
+def ddp_setup(local_rank, args):
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())  # gloo may share one
+        torch.cuda.set_device(device)  # first of all: without it each process also uses GPU 0
+    dist.init_process_group(args.backend, device_id=device if args.backend == "nccl" else None,
+                            timeout=timedelta(minutes=2))  # above any save; who is late is lost
+    return device
+
+
+def train_epoch(model, loader, optimizer, device):
+    model.train()
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples; no sync in the loop
+    for images, labels in loader:
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total[0] += loss.detach() * len(labels)
+        total[1] += len(labels)
+    dist.all_reduce(total)
+    return (total[0] / total[1]).item()
+
+
+@torch.no_grad()
+def evaluate(model, loader, device):
+    model.eval()
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # right answers, samples
+    for images, labels in loader:
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        total[0] += (model(images).argmax(dim=1) == labels).sum()
+        total[1] += len(labels)
+    dist.all_reduce(total)
+    return (total[0] / total[1]).item()
+
+
+@record  # hands a rank's traceback to torchrun's summary
+def main(local_rank, args):
+    device = ddp_setup(local_rank, args)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        print(f"processes: {world_size}, device: {device.type}, backend: {args.backend}, "
+              f"batch: {args.batch_size}, per process: {args.batch_size // world_size}", flush=True)
+    train_set, val_set = utils.load_data(args.dataset, args.data_dir)
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
+    sampler = DistributedSampler(train_set, drop_last=True)
+    options = dict(batch_size=args.batch_size // world_size, worker_init_fn=utils.end_with_parent,
+                   num_workers=args.workers, persistent_workers=args.workers > 0,
+                   generator=torch.Generator().manual_seed(rank), pin_memory=device.type == "cuda")
+    train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
+    val_loader = DataLoader(val_set, **options)
+
+    torch.manual_seed(0)
+    model = utils.build_model(args.model).to(device)
+    if device.type == "cuda":  # BatchNorm over the whole batch; torch has no such layer for CPUs
+        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    epochs_done = 0
+    checkpoint = [utils.read_checkpoint(args.checkpoint, model) if local_rank == 0 else None]
+    epochs = [None] * world_size  # each machine may have a file of its own: the newest counts
+    dist.all_gather_object(epochs, checkpoint[0]["epoch"] if checkpoint[0] else 0)
+    dist.broadcast_object_list(checkpoint, src=epochs.index(max(epochs)))
+    checkpoint = checkpoint[0]
+    if checkpoint:
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        optimizer.param_groups[0]["lr"] = args.lr  # the command line's counts, not the file's
+        epochs_done = checkpoint["epoch"]
+    model = DDP(model, gradient_as_bucket_view=True)
+
+    for epoch in range(epochs_done, args.total_epochs):
+        start = time.perf_counter()
+        sampler.set_epoch(epoch)  # another order each epoch, also after a restart
+        torch.manual_seed(epoch * world_size + rank)  # dropout: other masks in each rank and epoch
+        loss = train_epoch(model, train_loader, optimizer, device)
+        for buffer in model.buffers():  # BatchNorm's: test what rank 0 will save, not each its own
+            dist.broadcast(buffer, src=0)
+        accuracy = evaluate(model.module, val_loader, device)
+        if rank != 0:
+            continue  # rank 0 alone prints and saves: no collective in the rest of this loop
+        utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)
+        if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
+            utils.save_checkpoint(args, model.module.state_dict(), optimizer.state_dict(), epoch)
+
+    dist.barrier()  # without it gloo aborts one exit in ten (pytorch/pytorch issue 190489)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    args = utils.parse_args(__doc__)
+    if "RANK" not in os.environ and "SLURM_STEP_ID" in os.environ:  # by srun, without torchrun
+        os.environ.update(RANK=os.environ["SLURM_PROCID"], LOCAL_RANK=os.environ["SLURM_LOCALID"],
+                          WORLD_SIZE=os.environ["SLURM_NTASKS"])
+        os.environ.setdefault("MASTER_ADDR", utils.slurm_host())
+        os.environ.setdefault("MASTER_PORT", str(15000 + int(os.environ["SLURM_JOB_ID"]) % 15000))
+    utils.check_torchrun(__doc__)
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if local_rank == 0:  # the others wait for it in init_process_group
+        utils.check_run(args, int(os.environ["WORLD_SIZE"]))
+    main(local_rank, args)

@@ -1,0 +1,168 @@
+"""multinode.py on two hosts that share nothing but a cable, and what breaks there."""
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hosts import two_hosts
+from launch import ROOT, figures, run, start, two_at_a_time
+
+RESTARTS = dict(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+SOON = "--rdzv-conf=last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=4"  # what a lost host costs
+
+
+def torchrun(hosts, *words, script="multinode.py", **env):
+    """The same line on each host, given up to None as torchrun's and from there on as the script's."""
+    place = words.index(None)
+    return [host.start(sys.executable, "-m", "torch.distributed.run", *words[:place], ROOT / script,
+                       *words[place + 1:], **env) for host in hosts]
+
+
+def c10d(host, port=29400):
+    return "--rdzv-backend=c10d", f"--rdzv-endpoint={host.name}:{port}"
+
+
+def end(jobs, status=0):
+    for job in jobs:
+        assert job.wait(300) == status, "\n".join(job.stdout + job.stderr for job in jobs)
+    return figures(jobs[0])
+
+
+def kill(job):
+    """All of a host's processes at once, as when its power fails."""
+    for pid in job.pids():
+        os.kill(pid, signal.SIGKILL)
+
+
+def load(path):
+    return torch.load(path, weights_only=True)
+
+
+def weights(path):
+    return torch.cat([tensor.flatten() for tensor in load(path)["model"].values()])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def beside(tmp_path_factory):
+    """What mostly waits for a timeout does so beside the other tests, on hosts of its own."""
+    with two_hosts() as hosts, ThreadPoolExecutor() as pool:
+        for host in hosts:
+            host.folder = tmp_path_factory.mktemp(host.name)
+        yield {function: pool.submit(function, hosts) for function in (cut_the_cable,)}
+
+
+def test_two_hosts_end_with_the_weights_of_one_device_however_they_are_started(hosts, tmp_path, float64):
+    """Two of these jobs at once on the same two hosts, each at an address of its own."""
+    a, b = hosts
+    run("single_gpu.py", 3, 2, cwd=tmp_path, **float64)
+
+    def plain(*options):  # the rendezvous stands in the environment
+        return torchrun(hosts, "--nnodes=2", "--nproc_per_node=2", None, *options,
+                        PET_RDZV_BACKEND="c10d", PET_RDZV_ENDPOINT=f"{a.name}:29400", **float64)
+
+    def static(*options):
+        return [torchrun([host], "--nnodes=2", "--nproc_per_node=1", f"--node_rank={rank}", "--master_port=29500",
+                         f"--master_addr={a.address}", None, *options, **float64)[0] for rank, host in enumerate(hosts)]
+
+    def spawn(*options):
+        return [host.start(sys.executable, ROOT / "multigpu_spawn.py", "-n", 2, "-g", 1, "-nr", rank, *options,
+                           MASTER_ADDR=a.address, MASTER_PORT="29501", **float64) for rank, host in enumerate(hosts)]
+
+    def train(way):
+        jobs = way(3, 2, "--checkpoint", f"{way.__name__}.pt")
+        assert list(end(jobs)) == [1, 2, 3] and jobs[1].stdout == ""
+        one, other = weights(tmp_path / "single_gpu.pt"), weights(a.folder / f"{way.__name__}.pt")
+        assert (other - one).norm() <= 1e-9 * one.norm(), way
+        assert not list(b.folder.glob("*.pt*"))  # rank 0 alone saves
+
+    two_at_a_time(train, plain, static, spawn)
+
+
+def test_all_go_on_from_the_newest_checkpoint_that_any_host_holds(hosts, tmp_path, float64):
+    for epochs in (1, 2, 3):
+        job = run("single_gpu.py", epochs, cwd=tmp_path, **float64)
+        shutil.copy(tmp_path / "single_gpu.pt", tmp_path / f"{epochs}.pt")
+
+    def go_on(name, port, *held):
+        for host, epochs in zip(hosts, held):
+            if epochs:
+                shutil.copy(tmp_path / f"{epochs}.pt", host.folder / name)
+        jobs = torchrun(hosts, "--nnodes=2", "--max-restarts=1", *c10d(hosts[1], port), None, 3, "--checkpoint", name, **float64)
+        assert end(jobs) == figures(job)  # the third epoch alone
+        for host, epochs, job_there in zip(hosts, held, jobs):
+            assert (f"{name}: {epochs} of 3 epochs are done" in job_there.stdout) == (epochs > 0)
+            assert "--max-restarts will hardly recover" in job_there.stderr  # each host says what it lacks
+            assert not list(host.folder.glob("*.tmp"))
+
+    two_at_a_time(lambda case: go_on(*case), ("older.pt", 29400, 1, 2), ("none.pt", 29401, 0, 2))
+
+
+def test_a_worker_killed_on_the_host_without_rank_0_costs_no_bit(hosts):
+    def train(name, port):
+        return torchrun(hosts, "--nnodes=2", "--max-restarts=3", *c10d(hosts[0], port), None, 9, 1, "--checkpoint", name,
+                        **RESTARTS)
+    undisturbed, jobs = train("undisturbed.pt", 29400), train("killed.pt", 29401)
+    for epoch in (2, 6):
+        jobs[0].wait_for(f"epoch {epoch}/9")
+        os.kill(jobs[1].workers()[0], signal.SIGKILL)
+    assert end(jobs) == end(undisturbed)
+    assert jobs[0].stdout.count("processes: 2") == 3
+    assert torch.equal(*(weights(hosts[0].folder / name) for name in ("undisturbed.pt", "killed.pt")))
+
+
+SLOW = ["--batch-size", 20]  # so that there is something left to train when a host comes back
+
+
+def test_a_lost_host_is_done_without_and_taken_in_again(hosts, tmp_path, float64):
+    alone = start("single_gpu.py", 25, *SLOW, cwd=tmp_path, **float64)
+    line = ["--nnodes=1:2", "--max-restarts=5", SOON, *c10d(hosts[0]), None, 25, 1, *SLOW]
+    first, second = torchrun(hosts, *line, **RESTARTS, **float64)
+    first.wait_for("epoch  2/25")
+    assert "processes: 2," in first.stdout
+    kill(second)
+    first.wait_for("processes: 1,")
+    first.wait_for("/25 | loss")
+    back, = torchrun(hosts[1:], *line, **RESTARTS, **float64)
+    first.wait_for("processes: 2,")
+    assert end([first, back]) == end([alone])
+
+
+def test_another_host_goes_on_where_the_one_with_rank_0_is_lost(hosts, tmp_path, float64):
+    """Rank 0 is on the host that sorts first, the rendezvous on the other, the checkpoint where both see it."""
+    first, second = torchrun(hosts, "--nnodes=1:2", "--max-restarts=5", SOON, *c10d(hosts[1]), None, 9, 1,
+                             "--checkpoint", tmp_path / "shared.pt", **RESTARTS, **float64)
+    first.wait_for("epoch 3/9")
+    assert second.stdout == ""
+    kill(first)
+    end([second])
+    assert "processes: 1," in second.stdout and "shared.pt: " in second.stdout
+    printed = figures(first) | figures(second)
+    assert list(printed) == list(range(1, 10)) and 1 not in figures(second)
+    assert printed == figures(run("single_gpu.py", 9, cwd=tmp_path, **float64))
+
+
+def cut_the_cable(hosts):
+    for host in hosts:  # as README says: else a launcher may wait a quarter of an hour for its lost store
+        subprocess.run(host.command("sh", "-c", "echo 8 > /proc/sys/net/ipv4/tcp_retries2"), check=True)
+    jobs = torchrun(hosts, "--nnodes=2", *c10d(hosts[0]), None, 1000, 1)
+    jobs[0].wait_for("saved")
+    hosts[1].pull_the_plug()
+    return hosts, jobs, [job.wait(400) for job in jobs]
+
+
+def test_a_cut_cable_parks_nobody(beside):
+    hosts, jobs, statuses = beside[cut_the_cable].result()
+    assert all(statuses)
+    assert load(hosts[0].folder / "multinode.pt")["epoch"] == jobs[0].stdout.count("saved")
+
+
+def test_sigterm_to_one_launcher_ends_its_processes_within_seconds_and_the_job_with_them(hosts):
+    jobs = torchrun(hosts, "--nnodes=2", *c10d(hosts[0]), None, 1000)
+    jobs[0].wait_for("epoch")
+    jobs[1].process.terminate()
+    jobs[1].wait_until_gone(10)
+    end(jobs, status=1)

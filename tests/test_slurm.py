@@ -1,0 +1,84 @@
+"""multinode.py and its batch file under a real Slurm of two nodes."""
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from launch import FIGURES, ROOT, run
+
+PYTHON = dict(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", OMP_NUM_THREADS="1")  # an environment that is active
+
+
+def figures(text):
+    return {int(epoch): (float(loss), float(accuracy)) for epoch, loss, accuracy in FIGURES.findall(text)}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The scripts in a folder that all nodes see, which is also where jobs write."""
+    for name in ("utils.py", "multinode.py", "multigpu_torchrun.py", "multigpu_spawn.py", "multinode.sbatch"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory, float64):
+    return figures(run("single_gpu.py", 12, cwd=tmp_path_factory.mktemp("one"), **float64).stdout)
+
+
+def first(epochs, of):
+    return {epoch: of[epoch] for epoch in range(1, epochs + 1)}
+
+
+def test_two_batch_jobs_at_once_on_the_same_nodes_both_train(slurm, folder, float64, one_device):
+    jobs = [slurm.submit("multinode.sbatch", 3, 2, "--checkpoint", f"{number}.pt", cwd=folder, **PYTHON, **float64)
+            for number in range(2)]
+    for job in jobs:
+        assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED"
+        output = (folder / f"multinode-{job}.out").read_text()
+        assert "processes: 4, " in output
+        assert figures(output) == first(3, one_device)
+
+
+def test_a_requeued_job_goes_on_from_its_checkpoint(slurm, folder, float64, one_device):
+    job = slurm.submit("multinode.sbatch", 12, 1, cwd=folder, **PYTHON, **float64)
+    output = folder / f"multinode-{job}.out"
+    slurm.wait_for("after epoch 2", output)
+    slurm("scontrol", "requeue", job)
+    assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED"
+    assert "of 12 epochs are done" in output.read_text()
+    assert figures(output.read_text()) == one_device
+
+
+def test_srun_starts_the_script_itself(slurm, folder, float64, one_device):
+    printed = slurm("srun", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1", "python", "multinode.py", 3, 2,
+                    cwd=folder, **PYTHON, **float64)
+    assert "processes: 4, " in printed
+    assert figures(printed) == first(3, one_device)
+
+
+def test_a_bad_checkpoint_on_one_machine_ends_the_tasks_on_all(slurm, folder):
+    for host in slurm.hosts:
+        (folder / host.name).mkdir()
+    (folder / slurm.hosts[1].name / "multinode.pt").write_text("no checkpoint")
+    step = slurm.run("srun", "--nodes=2", "--kill-on-bad-exit=1", "sh", "-c", 'cd "$SLURMD_NODENAME" && python ../multinode.py 3',
+                     cwd=folder, **PYTHON)
+    assert step.returncode != 0 and "multinode.pt cannot be resumed and is left as it was" in step.stderr
+
+
+def test_the_batch_step_itself_is_told_what_is_missing(slurm, folder):
+    job = slurm.submit("--ntasks=2", "--output=%j.out", "--wrap", "python multinode.py 3", cwd=folder,
+                       MASTER_ADDR="127.0.0.1", **PYTHON)
+    assert slurm.wait(job, "COMPLETED", "FAILED", timeout=30) == "FAILED"
+    said, = (folder / f"{job}.out").read_text().splitlines()
+    assert said.startswith("multinode.py: LOCAL_RANK, MASTER_PORT, RANK, WORLD_SIZE not set; start it by: ")
+
+
+def test_launchers_count_before_slurm_inside_an_allocation(slurm, folder):
+    for command in (["torchrun", "--standalone", "--nproc_per_node=2", "multigpu_torchrun.py", 1],
+                    ["torchrun", "--standalone", "--nproc_per_node=2", "multinode.py", 1],
+                    ["python", "multigpu_spawn.py", 1]):
+        printed = slurm("srun", "--ntasks=1", "--cpus-per-task=2", *command, cwd=folder, **PYTHON)
+        assert "processes: 2, " in printed
