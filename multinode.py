@@ -107,12 +107,12 @@ def main(local_rank, args):
 
 
 if __name__ == "__main__":
-    args = utils.parse_args(__doc__)
     if "RANK" not in os.environ and "SLURM_STEP_ID" in os.environ:  # by srun, without torchrun
         os.environ.update(RANK=os.environ["SLURM_PROCID"], LOCAL_RANK=os.environ["SLURM_LOCALID"],
                           WORLD_SIZE=os.environ["SLURM_NTASKS"])
         os.environ.setdefault("MASTER_ADDR", utils.slurm_host())
         os.environ.setdefault("MASTER_PORT", str(15000 + int(os.environ["SLURM_JOB_ID"]) % 15000))
+    args = utils.parse_args(__doc__)
     utils.check_torchrun(__doc__)
     local_rank = int(os.environ["LOCAL_RANK"])
     if local_rank == 0:  # the others wait for it in init_process_group

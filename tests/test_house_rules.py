@@ -5,9 +5,10 @@ import re
 import pytest
 from launch import ROOT, SCRIPTS
 
-LINES = {"single_gpu.py": 72, "dp.py": 74, "multigpu_spawn.py": 113, "multigpu_torchrun.py": 110, "utils.py": 240}
+LINES = {"single_gpu.py": 72, "dp.py": 74, "multigpu_spawn.py": 113, "multigpu_torchrun.py": 110, "multinode.py": 120,
+         "utils.py": 240}
 CHANGED = {("single_gpu.py", "dp.py"): 6, ("single_gpu.py", "multigpu_spawn.py"): 73,
-           ("multigpu_spawn.py", "multigpu_torchrun.py"): 27}
+           ("multigpu_spawn.py", "multigpu_torchrun.py"): 27, ("multigpu_torchrun.py", "multinode.py"): 22}
 
 
 def lines(script):
@@ -40,7 +41,7 @@ def test_common_lines_are_the_same_to_the_byte_and_in_the_same_order(one, other)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_reads_in_the_order_in_which_it_runs(script):
     order = re.findall(r"^(?:def (\w+)|if __name__)", (ROOT / script).read_text(), flags=re.M)
-    assert order == [*(["ddp_setup"] if script.startswith("multigpu") else []), "train_epoch", "evaluate", "main", ""]
+    assert order == [*(["ddp_setup"] if script.startswith("multi") else []), "train_epoch", "evaluate", "main", ""]
 
 
 def test_nothing_that_a_launch_style_does_is_hidden_in_utils():

@@ -50,7 +50,7 @@ def given(words):
 
 def test_diffs_are_those_of_the_files():
     for arrow in ["single_gpu.py dp.py", "single_gpu.py multigpu_spawn.py",
-                  "multigpu_spawn.py multigpu_torchrun.py", "docs/own_script.py docs/own_script_ddp.py"]:
+                  "multigpu_spawn.py multigpu_torchrun.py", "multigpu_torchrun.py multinode.py", "docs/own_script.py docs/own_script_ddp.py"]:
         assert f"<!-- diff {arrow}" in README
     done = subprocess.run([sys.executable, ROOT / "tools/render.py", "--check"], timeout=60,
                           capture_output=True, text=True)
