@@ -50,7 +50,7 @@ class Job:
                 self.lines.put(line)
         self.lines.put(None)
 
-    def wait_for(self, text, timeout=60):
+    def wait_for(self, text, timeout=120):
         """Read what the job prints until a line contains text."""
         end = time.monotonic() + timeout
         while True:

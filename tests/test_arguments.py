@@ -39,6 +39,12 @@ def test_a_bad_argument_ends_the_run_in_one_line_and_writes_nothing(tmp_path):
     assert [path for path in tmp_path.iterdir() if path.suffix != ".err"] == []
 
 
+def test_a_batch_is_checked_for_every_world_that_a_restart_may_find(tmp_path):
+    job = run("multinode.py", cwd=tmp_path, status=1, processes=1,
+              torchrun=["--nnodes=1:7", "--rdzv-conf=last_call_timeout=1"])
+    assert "argument --batch-size: 240 does not divide by 7 processes, as 420 would" in job.stderr
+
+
 def test_what_all_ranks_see_one_of_them_says(tmp_path):
     job = run("multigpu_torchrun.py", "--lr", 0, cwd=tmp_path, status=1)
     assert job.stderr.count("argument --lr: 0.0 is not a number above 0") == 1

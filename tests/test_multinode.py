@@ -1,4 +1,5 @@
 """multinode.py on two hosts that share nothing but a cable, and what breaks there."""
+import contextlib
 import os
 import shutil
 import signal
@@ -8,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from conftest import IN_FLOAT64
 from hosts import two_hosts
-from launch import ROOT, figures, run, start, two_at_a_time
+from launch import ROOT, figures, run, run_all, two_at_a_time
 
 RESTARTS = dict(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 SOON = "--rdzv-conf=last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=4"  # what a lost host costs
@@ -46,15 +48,6 @@ def weights(path):
     return torch.cat([tensor.flatten() for tensor in load(path)["model"].values()])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def beside(tmp_path_factory):
-    """What mostly waits for a timeout does so beside the other tests, on hosts of its own."""
-    with two_hosts() as hosts, ThreadPoolExecutor() as pool:
-        for host in hosts:
-            host.folder = tmp_path_factory.mktemp(host.name)
-        yield {function: pool.submit(function, hosts) for function in (cut_the_cable,)}
-
-
 def test_two_hosts_end_with_the_weights_of_one_device_however_they_are_started(hosts, tmp_path, float64):
     """Two of these jobs at once on the same two hosts, each at an address of its own."""
     a, b = hosts
@@ -83,16 +76,15 @@ def test_two_hosts_end_with_the_weights_of_one_device_however_they_are_started(h
 
 
 def test_all_go_on_from_the_newest_checkpoint_that_any_host_holds(hosts, tmp_path, float64):
-    for epochs in (1, 2, 3):
-        job = run("single_gpu.py", epochs, cwd=tmp_path, **float64)
-        shutil.copy(tmp_path / "single_gpu.pt", tmp_path / f"{epochs}.pt")
+    unbroken, *_ = run_all(*[("single_gpu.py", epochs, "--checkpoint", f"{epochs}.pt", dict(cwd=tmp_path, **float64))
+                             for epochs in (3, 2, 1)])
 
     def go_on(name, port, *held):
         for host, epochs in zip(hosts, held):
             if epochs:
                 shutil.copy(tmp_path / f"{epochs}.pt", host.folder / name)
         jobs = torchrun(hosts, "--nnodes=2", "--max-restarts=1", *c10d(hosts[1], port), None, 3, "--checkpoint", name, **float64)
-        assert end(jobs) == figures(job)  # the third epoch alone
+        assert end(jobs) == {3: figures(unbroken)[3]}
         for host, epochs, job_there in zip(hosts, held, jobs):
             assert (f"{name}: {epochs} of 3 epochs are done" in job_there.stdout) == (epochs > 0)
             assert "--max-restarts will hardly recover" in job_there.stderr  # each host says what it lacks
@@ -114,27 +106,60 @@ def test_a_worker_killed_on_the_host_without_rank_0_costs_no_bit(hosts):
     assert torch.equal(*(weights(hosts[0].folder / name) for name in ("undisturbed.pt", "killed.pt")))
 
 
-SLOW = ["--batch-size", 20]  # so that there is something left to train when a host comes back
+def test_sigterm_to_one_launcher_ends_its_processes_within_seconds_and_the_job_with_them(hosts):
+    jobs = torchrun(hosts, "--nnodes=2", *c10d(hosts[0]), None, 1000)
+    jobs[0].wait_for("epoch")
+    jobs[1].process.terminate()
+    jobs[1].wait_until_gone(10)
+    end(jobs, status=1)
 
 
-def test_a_lost_host_is_done_without_and_taken_in_again(hosts, tmp_path, float64):
-    alone = start("single_gpu.py", 25, *SLOW, cwd=tmp_path, **float64)
-    line = ["--nnodes=1:2", "--max-restarts=5", SOON, *c10d(hosts[0]), None, 25, 1, *SLOW]
-    first, second = torchrun(hosts, *line, **RESTARTS, **float64)
+@pytest.fixture(scope="module", autouse=True)
+def waiting(network, tmp_path_factory, customize):
+    """What mostly waits for what is lost does so beside the tests above, each on hosts of its own."""
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor())
+        futures = {}
+        for function in (lose_a_host, lose_the_host_of_rank_0, cut_the_cable):
+            folder, hosts = tmp_path_factory.mktemp(function.__name__), stack.enter_context(two_hosts())
+            for host in hosts:
+                host.folder = folder / host.name
+                host.folder.mkdir()
+            futures[function] = pool.submit(function, hosts, folder, customize(IN_FLOAT64 + SLOWLY))
+        yield futures
+
+
+SLOWLY = """
+import time
+step = torch.optim.SGD.step
+def step_slowly(self):  # so that there is something left to train when a host comes back
+    time.sleep(0.05)
+    return step(self)
+torch.optim.SGD.step = step_slowly
+"""
+
+
+def lose_a_host(hosts, folder, slowly):
+    line = ["--nnodes=1:2", "--max-restarts=5", SOON, *c10d(hosts[0]), None, 25, 1]
+    first, second = torchrun(hosts, *line, **RESTARTS, **slowly)
     first.wait_for("epoch  2/25")
     assert "processes: 2," in first.stdout
     kill(second)
     first.wait_for("processes: 1,")
     first.wait_for("/25 | loss")
-    back, = torchrun(hosts[1:], *line, **RESTARTS, **float64)
+    back, = torchrun(hosts[1:], *line, **RESTARTS, **slowly)
     first.wait_for("processes: 2,")
-    assert end([first, back]) == end([alone])
+    assert end([first, back]) == figures(run("single_gpu.py", 25, cwd=folder, **slowly))
 
 
-def test_another_host_goes_on_where_the_one_with_rank_0_is_lost(hosts, tmp_path, float64):
+def test_a_lost_host_is_done_without_and_taken_in_again(waiting):
+    waiting[lose_a_host].result()
+
+
+def lose_the_host_of_rank_0(hosts, folder, slowly):
     """Rank 0 is on the host that sorts first, the rendezvous on the other, the checkpoint where both see it."""
     first, second = torchrun(hosts, "--nnodes=1:2", "--max-restarts=5", SOON, *c10d(hosts[1]), None, 9, 1,
-                             "--checkpoint", tmp_path / "shared.pt", **RESTARTS, **float64)
+                             "--checkpoint", folder / "shared.pt", **RESTARTS, **slowly)
     first.wait_for("epoch 3/9")
     assert second.stdout == ""
     kill(first)
@@ -142,27 +167,22 @@ def test_another_host_goes_on_where_the_one_with_rank_0_is_lost(hosts, tmp_path,
     assert "processes: 1," in second.stdout and "shared.pt: " in second.stdout
     printed = figures(first) | figures(second)
     assert list(printed) == list(range(1, 10)) and 1 not in figures(second)
-    assert printed == figures(run("single_gpu.py", 9, cwd=tmp_path, **float64))
+    assert printed == figures(run("single_gpu.py", 9, cwd=folder, **slowly))
 
 
-def cut_the_cable(hosts):
+def test_another_host_goes_on_where_the_one_with_rank_0_is_lost(waiting):
+    waiting[lose_the_host_of_rank_0].result()
+
+
+def cut_the_cable(hosts, folder, slowly):
     for host in hosts:  # as README says: else a launcher may wait a quarter of an hour for its lost store
         subprocess.run(host.command("sh", "-c", "echo 8 > /proc/sys/net/ipv4/tcp_retries2"), check=True)
-    jobs = torchrun(hosts, "--nnodes=2", *c10d(hosts[0]), None, 1000, 1)
+    jobs = torchrun(hosts, "--nnodes=2", *c10d(hosts[0]), None, 1000, 1, **slowly)
     jobs[0].wait_for("saved")
     hosts[1].pull_the_plug()
-    return hosts, jobs, [job.wait(400) for job in jobs]
-
-
-def test_a_cut_cable_parks_nobody(beside):
-    hosts, jobs, statuses = beside[cut_the_cable].result()
-    assert all(statuses)
+    assert all(job.wait(300) for job in jobs)  # two minutes of them for the timeout
     assert load(hosts[0].folder / "multinode.pt")["epoch"] == jobs[0].stdout.count("saved")
 
 
-def test_sigterm_to_one_launcher_ends_its_processes_within_seconds_and_the_job_with_them(hosts):
-    jobs = torchrun(hosts, "--nnodes=2", *c10d(hosts[0]), None, 1000)
-    jobs[0].wait_for("epoch")
-    jobs[1].process.terminate()
-    jobs[1].wait_until_gone(10)
-    end(jobs, status=1)
+def test_a_cut_cable_parks_nobody(waiting):
+    waiting[cut_the_cable].result()

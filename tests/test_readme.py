@@ -83,6 +83,8 @@ def test_no_command_restarts_without_what_restarts_need():
     assert len(lines) >= 3
     for line in lines:
         assert re.search(r"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun .*(--standalone|c10d)", line), line
+    batch = (ROOT / "multinode.sbatch").read_text().replace("\\\n", "")
+    assert re.search(r"export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.*--max-restarts=\d .*c10d", batch, re.DOTALL)
 
 
 def test_saved_weights_work_elsewhere_as_readme_shows(tmp_path):

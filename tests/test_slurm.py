@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from launch import FIGURES, ROOT, run
+from launch import FIGURES, ROOT, run, two_at_a_time
 
 PYTHON = dict(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", OMP_NUM_THREADS="1")  # an environment that is active
 
@@ -25,38 +24,27 @@ def folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def one_device(tmp_path_factory, float64):
-    return figures(run("single_gpu.py", 12, cwd=tmp_path_factory.mktemp("one"), **float64).stdout)
+    return figures(run("single_gpu.py", 9, cwd=tmp_path_factory.mktemp("one"), **float64).stdout)
 
 
-def first(epochs, of):
-    return {epoch: of[epoch] for epoch in range(1, epochs + 1)}
-
-
-def test_two_batch_jobs_at_once_on_the_same_nodes_both_train(slurm, folder, float64, one_device):
-    jobs = [slurm.submit("multinode.sbatch", 3, 2, "--checkpoint", f"{number}.pt", cwd=folder, **PYTHON, **float64)
+def test_two_batch_jobs_at_once_both_train_and_a_requeued_one_goes_on_from_its_checkpoint(slurm, folder, float64, one_device):
+    jobs = [slurm.submit("multinode.sbatch", 9, 1, "--checkpoint", f"{number}.pt", cwd=folder, **PYTHON, **float64)
             for number in range(2)]
-    for job in jobs:
-        assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED"
-        output = (folder / f"multinode-{job}.out").read_text()
-        assert "processes: 4, " in output
-        assert figures(output) == first(3, one_device)
-
-
-def test_a_requeued_job_goes_on_from_its_checkpoint(slurm, folder, float64, one_device):
-    job = slurm.submit("multinode.sbatch", 12, 1, cwd=folder, **PYTHON, **float64)
-    output = folder / f"multinode-{job}.out"
-    slurm.wait_for("after epoch 2", output)
-    slurm("scontrol", "requeue", job)
-    assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED"
-    assert "of 12 epochs are done" in output.read_text()
-    assert figures(output.read_text()) == one_device
+    outputs = [folder / f"multinode-{job}.out" for job in jobs]
+    slurm.wait_for("after epoch 2", outputs[0])
+    slurm("scontrol", "requeue", jobs[0])
+    for job, output in zip(jobs, outputs):
+        assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED", output.read_text()
+        assert output.read_text().count("processes: 4, ") == 1 + (job == jobs[0])
+        assert figures(output.read_text()) == one_device
+    assert "0.pt: " in outputs[0].read_text()  # so many epochs are done
 
 
 def test_srun_starts_the_script_itself(slurm, folder, float64, one_device):
     printed = slurm("srun", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1", "python", "multinode.py", 3, 2,
                     cwd=folder, **PYTHON, **float64)
     assert "processes: 4, " in printed
-    assert figures(printed) == first(3, one_device)
+    assert figures(printed) == {epoch: one_device[epoch] for epoch in (1, 2, 3)}
 
 
 def test_a_bad_checkpoint_on_one_machine_ends_the_tasks_on_all(slurm, folder):
@@ -77,8 +65,7 @@ def test_the_batch_step_itself_is_told_what_is_missing(slurm, folder):
 
 
 def test_launchers_count_before_slurm_inside_an_allocation(slurm, folder):
-    for command in (["torchrun", "--standalone", "--nproc_per_node=2", "multigpu_torchrun.py", 1],
-                    ["torchrun", "--standalone", "--nproc_per_node=2", "multinode.py", 1],
-                    ["python", "multigpu_spawn.py", 1]):
-        printed = slurm("srun", "--ntasks=1", "--cpus-per-task=2", *command, cwd=folder, **PYTHON)
+    torchrun = ["torchrun", "--standalone", "--nproc_per_node=2"]
+    commands = [[*torchrun, "multigpu_torchrun.py", 1], [*torchrun, "multinode.py", 1], ["python", "multigpu_spawn.py", 1]]
+    for printed in two_at_a_time(lambda command: slurm("srun", "--ntasks=1", *command, cwd=folder, **PYTHON), *commands):
         assert "processes: 2, " in printed
