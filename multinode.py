@@ -23,7 +23,7 @@ def ddp_setup(local_rank, args):
         device = torch.device("cuda", local_rank % torch.cuda.device_count())  # gloo may share one
         torch.cuda.set_device(device)  # first of all: without it each process also uses GPU 0
     dist.init_process_group(args.backend, device_id=device if args.backend == "nccl" else None,
-                            timeout=timedelta(minutes=2))  # above any save; who is late is lost
+                            timeout=timedelta(minutes=2))  # a dead host is silent; saves must fit
     return device
 
 
@@ -107,9 +107,9 @@ def main(local_rank, args):
 
 
 if __name__ == "__main__":
-    if "RANK" not in os.environ and "SLURM_STEP_ID" in os.environ:  # by srun, without torchrun
+    if "RANK" not in os.environ and "SLURM_STEP_NUM_TASKS" in os.environ:  # srun, no torchrun
         os.environ.update(RANK=os.environ["SLURM_PROCID"], LOCAL_RANK=os.environ["SLURM_LOCALID"],
-                          WORLD_SIZE=os.environ["SLURM_NTASKS"])
+                          WORLD_SIZE=os.environ["SLURM_STEP_NUM_TASKS"])
         os.environ.setdefault("MASTER_ADDR", utils.slurm_host())
         os.environ.setdefault("MASTER_PORT", str(15000 + int(os.environ["SLURM_JOB_ID"]) % 15000))
     args = utils.parse_args(__doc__)

@@ -25,7 +25,7 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a process even where
 def stop(message, status):
     """End this process with one line on stderr."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(5)  # what all processes see the first one says, and the launcher ends the others
+        time.sleep(5)  # all processes see it, one should say it: the launcher then ends the others
     print(f"{os.path.basename(sys.argv[0])}: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(status)
 
@@ -157,8 +157,8 @@ def check_run(args, world_size=1, node_rank=0):
     sizes, command = [world_size], pathlib.Path(f"/proc/{os.getppid()}/cmdline")
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 0))
     if local and command.exists():  # torchrun does not tell its workers what --nnodes=1:2 allows
-        words = f"{command.read_text()}--nnodes={os.environ.get('PET_NNODES', 1)}\0"
-        least, most = re.search(r"--nnodes[=\0](\d+):?(\d*)\0", words).groups()
+        words = f"--nnodes={os.environ.get('PET_NNODES', 1)}\0{command.read_text('latin-1')}"
+        least, most = re.findall(r"--nn\w*[=\0](\d+):?(\d*)\0", words)[-1]  # the last one counts
         sizes += range(int(least) * local, int(most or 0) * local + 1, local)
     for size in sizes:
         if args.batch_size % size:
@@ -181,10 +181,10 @@ def check_run(args, world_size=1, node_rank=0):
         hint = "; to start afresh, delete it or name another --checkpoint"
         print(f"{args.checkpoint}: {done} of {args.total_epochs} epochs are done"
               f"{hint if done >= args.total_epochs else ''}", flush=True)
-    if done < args.total_epochs:
+    if done < args.total_epochs and os.environ.get("RANK", "0") == "0":  # which alone will save
         folder, name = os.path.split(os.path.realpath(args.checkpoint))
         try:
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=name) as file:  # weights, momentum
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=name, suffix=".tmp") as file:
                 file.write(bytes(2**16 + 2 * sum(t.nbytes for t in model.state_dict().values())))
         except OSError as error:
             stop(f"argument --checkpoint: {name} cannot be saved, as {folder} takes no file "
