@@ -53,7 +53,6 @@ ENDINGS = [  # script, what is signalled, signal, after which line
     ("single_gpu.py", "all", signal.SIGINT, " 1/1000"),
     ("single_gpu.py", "starter", signal.SIGTERM, " 1/1000"),
     ("single_gpu.py", "starter", signal.SIGKILL, " 1/1000"),
-    ("multigpu_spawn.py", "all", signal.SIGINT, " 1/1000"),
     ("multigpu_spawn.py", "starter", signal.SIGINT, " 1/1000"),
     ("multigpu_spawn.py", "starter", signal.SIGTERM, "processes"),
     ("multigpu_spawn.py", "starter", signal.SIGKILL, "processes"),
