@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 import torch
-from hosts import two_hosts
+from hosts import give_folders, two_hosts
 from slurm import slurm_on
 
 IN_FLOAT64 = "import torch\ntorch.set_default_dtype(torch.float64)\n"
@@ -70,9 +70,7 @@ def network():
 @pytest.fixture
 def hosts(network, tmp_path):
     """Two hosts, each with a folder of its own."""
-    for host in network:
-        host.folder = tmp_path / host.name
-        host.folder.mkdir()
+    give_folders(network, tmp_path)
     return network
 
 

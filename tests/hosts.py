@@ -8,7 +8,6 @@ from pathlib import Path
 
 from launch import Job
 
-
 numbers = itertools.count()
 
 
@@ -27,10 +26,7 @@ class Host:
         for device in ("lo", "eth0"):
             ip("-n", name, "link", "set", device, "up")
         ip("-n", switch, "link", "set", name, "up")
-        self.plug_in()
-
-    def plug_in(self):
-        ip("-n", self.switch, "link", "set", self.name, "master", "bridge")
+        ip("-n", switch, "link", "set", name, "master", "bridge")
 
     def pull_the_plug(self):
         """What is sent from now on is lost, and nobody is told."""
@@ -43,6 +39,12 @@ class Host:
 
     def start(self, *words, **env):
         return Job(self.command(*words), self.folder, **env)
+
+
+def give_folders(hosts, parent):
+    for host in hosts:
+        host.folder = parent / host.name
+        host.folder.mkdir()
 
 
 @contextlib.contextmanager

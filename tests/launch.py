@@ -12,15 +12,18 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import torch
+
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = ["single_gpu.py", "dp.py", "multigpu_spawn.py", "multigpu_torchrun.py", "multinode.py"]
+BY_TORCHRUN = ["multigpu_torchrun.py", "multinode.py"]
+SCRIPTS = ["single_gpu.py", "dp.py", "multigpu_spawn.py", *BY_TORCHRUN]
 FIGURES = re.compile(r"epoch +(\d+)/\d+ \| loss (\S+) \| accuracy (\S+)% \| \S+ samples/s \| \d+:\d\d left")
 
 
 def command(script, *arguments, processes=2, torchrun=()):
     """The command line that starts a script; processes=None leaves out what says how many."""
     line, arguments = [sys.executable], [str(argument) for argument in arguments]
-    if script in ("multigpu_torchrun.py", "multinode.py") and processes:
+    if script in BY_TORCHRUN and processes:
         line += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *torchrun]
     if script == "multigpu_spawn.py" and processes:
         arguments += ["-g", str(processes)]
@@ -142,5 +145,16 @@ def run_all(*calls):
 
 def figures(job):
     """Loss and accuracy (in percent) of each epoch that the job printed."""
-    return {int(epoch): (float(loss), float(accuracy))
-            for epoch, loss, accuracy in FIGURES.findall(job.stdout)}
+    return figures_in(job.stdout)
+
+
+def figures_in(text):
+    return {int(epoch): (float(loss), float(accuracy)) for epoch, loss, accuracy in FIGURES.findall(text)}
+
+
+def load(path):
+    return torch.load(path, weights_only=True)
+
+
+def weights(path):
+    return torch.cat([tensor.flatten().double() for tensor in load(path)["model"].values()])

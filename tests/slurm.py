@@ -34,12 +34,12 @@ PartitionName=all Nodes=ALL Default=YES
 class Slurm:
     def __init__(self, hosts, folder):
         self.hosts, self.folder = hosts, folder
-        self.environment = dict(SLURM_CONF=f"{folder}/slurm.conf")
+        self.environment = {**os.environ, "SLURM_CONF": f"{folder}/slurm.conf"}
 
     def run(self, *words, cwd=None, **env):
         """One of Slurm's commands, given on the first host."""
         return subprocess.run(self.hosts[0].command(*words), cwd=cwd, capture_output=True, text=True, timeout=120,
-                              env={**os.environ, **self.environment, **env})
+                              env={**self.environment, **env})
 
     def __call__(self, *words, **options):
         done = self.run(*words, **options)
@@ -81,12 +81,11 @@ def slurm_on(hosts, folder):
         for daemon in daemons:
             with open(folder / "daemons.log", "a") as log:
                 processes.append(subprocess.Popen(daemon, stdout=log, stderr=log, start_new_session=True,
-                                                  env={**os.environ, **slurm.environment}))
+                                                  env=slurm.environment))
             while daemon is munged and not (folder / "munge.socket").exists():
                 assert processes[0].poll() is None
         end = time.monotonic() + 60
-        while subprocess.run(hosts[0].command("sinfo", "--noheader", "--format=%T"), capture_output=True, text=True,
-                             env={**os.environ, **slurm.environment}).stdout.split() != ["idle"]:
+        while slurm.run("sinfo", "--noheader", "--format=%T").stdout.split() != ["idle"]:
             assert time.monotonic() < end, (folder / "daemons.log").read_text()
             time.sleep(0.2)
         yield slurm

@@ -1,6 +1,6 @@
 """A bad argument ends the run in one line that names it, before anything is written."""
 import torch
-from launch import SCRIPTS, run, run_all
+from launch import BY_TORCHRUN, run_all
 
 GPUS = torch.cuda.device_count()
 BAD = [  # script, arguments, what the line says
@@ -49,7 +49,7 @@ def test_what_all_ranks_see_one_says_and_a_batch_must_fit_every_world_that_a_res
 
 
 def test_help_needs_no_launcher(tmp_path):
-    for job in run_all(*[(script, "--help", dict(cwd=tmp_path, processes=None)) for script in SCRIPTS[3:]]):
+    for job in run_all(*[(script, "--help", dict(cwd=tmp_path, processes=None)) for script in BY_TORCHRUN]):
         assert "--checkpoint" in job.stdout and job.stderr == ""
 
 

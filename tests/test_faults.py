@@ -6,7 +6,7 @@ import sys
 import time
 
 import torch
-from launch import ROOT, Job, figures, run, run_all, start, two_at_a_time
+from launch import ROOT, Job, figures, run_all, start, two_at_a_time
 
 RESTARTS = dict(torchrun=["--max-restarts=3"], TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 

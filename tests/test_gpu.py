@@ -1,7 +1,7 @@
 """On a GPU: every script, NCCL with one process, and two processes that share the GPU by gloo."""
 import pytest
 import torch
-from launch import SCRIPTS, figures, run
+from launch import SCRIPTS, figures, load, run
 
 pytestmark = pytest.mark.gpu
 
@@ -18,7 +18,7 @@ def test_each_script_trains_on_the_gpu(tmp_path, customize):
     for script in SCRIPTS:
         job = run(script, 20, processes=1, **environment)
         assert "device: cuda" in job.stdout and job.stderr == ""
-        assert "backend: nccl" in job.stdout or not script.startswith("multigpu")
+        assert "backend: nccl" in job.stdout or not script.startswith("multi")
         printed.append(figures(job))
     printed.append(figures(run("multigpu_torchrun.py", 20, "--backend", "gloo", "--checkpoint", "shared.pt",
                                **environment)))
@@ -32,7 +32,7 @@ def test_batch_norm_is_over_the_batch_of_both_processes(tmp_path, customize):
     one = figures(run("single_gpu.py", 1, "--model", "resnet18", **environment))
     two = figures(run("multigpu_torchrun.py", 1, "--model", "resnet18", "--backend", "gloo", **environment))
     assert two[1][0] == pytest.approx(one[1][0], abs=5e-2)
-    saved = [torch.load(tmp_path / f"{name}.pt", weights_only=True)["model"]["bn1.running_mean"]
+    saved = [load(tmp_path / f"{name}.pt")["model"]["bn1.running_mean"]
              for name in ("single_gpu", "multigpu_torchrun")]
     torch.testing.assert_close(*saved, rtol=1e-2, atol=1e-3)
 

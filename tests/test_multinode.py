@@ -10,17 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from conftest import IN_FLOAT64
-from hosts import two_hosts
-from launch import ROOT, figures, run, run_all, two_at_a_time
+from hosts import give_folders, two_hosts
+from launch import ROOT, figures, load, run, run_all, two_at_a_time, weights
 
 RESTARTS = dict(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 SOON = "--rdzv-conf=last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=4"  # what a lost host costs
 
 
-def torchrun(hosts, *words, script="multinode.py", **env):
+def torchrun(hosts, *words, **env):
     """The same line on each host, given up to None as torchrun's and from there on as the script's."""
     place = words.index(None)
-    return [host.start(sys.executable, "-m", "torch.distributed.run", *words[:place], ROOT / script,
+    return [host.start(sys.executable, "-m", "torch.distributed.run", *words[:place], ROOT / "multinode.py",
                        *words[place + 1:], **env) for host in hosts]
 
 
@@ -32,20 +32,6 @@ def end(jobs, status=0):
     for job in jobs:
         assert job.wait(300) == status, "\n".join(job.stdout + job.stderr for job in jobs)
     return figures(jobs[0])
-
-
-def kill(job):
-    """All of a host's processes at once, as when its power fails."""
-    for pid in job.pids():
-        os.kill(pid, signal.SIGKILL)
-
-
-def load(path):
-    return torch.load(path, weights_only=True)
-
-
-def weights(path):
-    return torch.cat([tensor.flatten() for tensor in load(path)["model"].values()])
 
 
 def test_two_hosts_end_with_the_weights_of_one_device_however_they_are_started(hosts, tmp_path, float64):
@@ -122,9 +108,7 @@ def waiting(network, tmp_path_factory, customize):
         futures = {}
         for function in (lose_a_host, lose_the_host_of_rank_0, cut_the_cable):
             folder, hosts = tmp_path_factory.mktemp(function.__name__), stack.enter_context(two_hosts())
-            for host in hosts:
-                host.folder = folder / host.name
-                host.folder.mkdir()
+            give_folders(hosts, folder)
             futures[function] = pool.submit(function, hosts, folder, customize(IN_FLOAT64 + SLOWLY))
         yield futures
 
@@ -144,7 +128,7 @@ def lose_a_host(hosts, folder, slowly):
     first, second = torchrun(hosts, *line, **RESTARTS, **slowly)
     first.wait_for("epoch  2/25")
     assert "processes: 2," in first.stdout
-    kill(second)
+    second.kill()  # all of its processes, as when its power fails
     first.wait_for("processes: 1,")
     first.wait_for("/25 | loss")
     back, = torchrun(hosts[1:], *line, **RESTARTS, **slowly)
@@ -162,7 +146,8 @@ def lose_the_host_of_rank_0(hosts, folder, slowly):
                              "--checkpoint", folder / "shared.pt", **RESTARTS, **slowly)
     first.wait_for("epoch 3/9")
     assert second.stdout == ""
-    kill(first)
+    first.kill()
+    first.wait()  # and read what it still had printed
     end([second])
     assert "processes: 1," in second.stdout and "shared.pt: " in second.stdout
     printed = figures(first) | figures(second)

@@ -1,15 +1,10 @@
 """The same command trains the same model in every script, at every world size."""
 import pytest
 import torch
-from launch import figures, run, run_all
+from launch import figures, run, run_all, weights
 
 WAYS = [("single_gpu.py", 1), ("multigpu_spawn.py", 1), ("multigpu_spawn.py", 2), ("multigpu_spawn.py", 4),
         ("multigpu_torchrun.py", 2)]  # dp.py has a leg of the relay in test_checkpoint.py, multinode.py its own tests
-
-
-def weights(path):
-    model = torch.load(path, weights_only=True)["model"]
-    return torch.cat([tensor.flatten().double() for tensor in model.values()])
 
 
 def test_fifty_epochs_print_the_same_losses_and_accuracies_everywhere(tmp_path):

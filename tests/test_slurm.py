@@ -5,13 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch import FIGURES, ROOT, run, two_at_a_time
+from launch import ROOT, figures, figures_in, run, two_at_a_time
 
 PYTHON = dict(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", OMP_NUM_THREADS="1")  # an environment that is active
-
-
-def figures(text):
-    return {int(epoch): (float(loss), float(accuracy)) for epoch, loss, accuracy in FIGURES.findall(text)}
 
 
 @pytest.fixture
@@ -24,7 +20,7 @@ def folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def one_device(tmp_path_factory, float64):
-    return figures(run("single_gpu.py", 9, cwd=tmp_path_factory.mktemp("one"), **float64).stdout)
+    return figures(run("single_gpu.py", 9, cwd=tmp_path_factory.mktemp("one"), **float64))
 
 
 def test_two_batch_jobs_at_once_both_train_and_a_requeued_one_goes_on_from_its_checkpoint(slurm, folder, float64, one_device):
@@ -36,7 +32,7 @@ def test_two_batch_jobs_at_once_both_train_and_a_requeued_one_goes_on_from_its_c
     for job, output in zip(jobs, outputs):
         assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED", output.read_text()
         assert output.read_text().count("processes: 4, ") == 1 + (job == jobs[0])
-        assert figures(output.read_text()) == one_device
+        assert figures_in(output.read_text()) == one_device
     assert "0.pt: " in outputs[0].read_text()  # so many epochs are done
 
 
@@ -44,7 +40,7 @@ def test_srun_starts_the_script_itself(slurm, folder, float64, one_device):
     printed = slurm("srun", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1", "python", "multinode.py", 3, 2,
                     cwd=folder, **PYTHON, **float64)
     assert "processes: 4, " in printed
-    assert figures(printed) == {epoch: one_device[epoch] for epoch in (1, 2, 3)}
+    assert figures_in(printed) == {epoch: one_device[epoch] for epoch in (1, 2, 3)}
 
 
 def test_a_bad_checkpoint_on_one_machine_ends_the_tasks_on_all(slurm, folder):
