@@ -139,10 +139,10 @@ def main():
     jobs["single_gpu.py, one share", 1] = lambda: run("single_gpu.py", 1, [*options, args.batch_size // largest])
 
     measured, begin, done = {job: [] for job in jobs}, time.perf_counter(), 0
-    for round in range(args.rounds):
+    for number in range(args.rounds):
         for (style, devices), job in jobs.items():
             left = (time.perf_counter() - begin) / done * (args.rounds * len(jobs) - done) if done else math.nan
-            print(f"round {round + 1} of {args.rounds}: {style} on {devices}"
+            print(f"round {number + 1} of {args.rounds}: {style} on {devices}"
                   + (f", {left / 60:.0f} minutes left" if done else ""), file=sys.stderr, flush=True)
             measured[style, devices].append(job())
             done += 1
@@ -172,7 +172,7 @@ def main():
     for row in ahead:
         print(f"| {row['devices']:,} | {row['plain']:.0%} | {row['overlapped']:.0%} |")
     check = None
-    if 2 in args.gpus and args.batch_size // 2 == share:
+    if largest == 2:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True)
         with mp.Manager() as manager:
             results = manager.list()
@@ -180,7 +180,7 @@ def main():
             small, large = results
         # Two devices send half of it, two times: 2 latencies, and once the bytes.
         seconds = ring(2, size, 4 * 2**23 / max(large - small, 1e-9), small / 2)
-        reached = {job: [2 * run["samples/s"] / apart["samples/s"] / 2 for run, apart in zip(
+        reached = {job: [run["samples/s"] / apart["samples/s"] for run, apart in zip(
             measured[job, 2], measured["single_gpu.py, each its share", 2])]
             for job in ("multigpu_spawn.py", "multigpu_torchrun.py", "multinode.py")}
         check = {"all-reduce s": seconds, "plain": efficiency(step, seconds, False),
