@@ -30,6 +30,7 @@ import utils  # noqa: E402
 DDP_SCRIPTS = ("multigpu_spawn.py", "multigpu_torchrun.py", "multinode.py")
 EPOCH = re.compile(r"epoch +\d+/\d+ \| loss (\S+) \| accuracy \S+% \| (\S+) samples/s")
 WARM_UP = 2  # epochs left out
+COLOURS = ("#1f77b4", "#d55e00", "#009e73", "#9467bd", "#b8860b")  # 3 to 1 on white and on black
 AHEAD = (2, 4, 8, 64, 512, 1024)  # devices
 
 
@@ -210,22 +211,22 @@ def draw(rows, path):
                             "ytick.color"), grey)
     plt.rcParams.update({**colors, "svg.fonttype": "none", "svg.hashsalt": "benchmark"})
     figure, axes = plt.subplots(figsize=(7, 4.5))
-    most = max(row["processes"] for row in rows)
-    base = statistics.median(run["samples/s"] for run in rows[0]["runs"])
-    axes.plot([1, most], [base, base * most], "--", color=grey, label="ideal")
     curves = {}
     for row in rows:
         if "--batch-size" not in row["style"]:
-            curves.setdefault(row["style"], []).append(row)
-    for (style, points), marker in zip(curves.items(), "osD^vPX*<>" * len(curves)):
-        speeds = [[run["samples/s"] for run in row["runs"]] for row in points]
-        middle = [statistics.median(values) for values in speeds]
-        error = [[m - min(values) for m, values in zip(middle, speeds)],
-                 [max(values) - m for m, values in zip(middle, speeds)]]
-        axes.errorbar([row["processes"] for row in points], middle, error, marker=marker,
-                      capsize=4, label=style)
-    axes.set(xlabel="processes", ylabel="samples/s", ylim=(0, None),
-             xticks=sorted({row["processes"] for row in rows}))
+            speeds = [run["samples/s"] for run in row["runs"]]
+            curves.setdefault(row["style"].split()[0], []).append((row["devices"], speeds))
+    ticks = sorted({devices for points in curves.values() for devices, _ in points})
+    base, most = statistics.median(curves["single_gpu.py"][0][1]), ticks[-1]
+    axes.plot([1, most], [base, base * most], "--", color=grey, label="ideal")
+    for i, (style, points) in enumerate(curves.items()):
+        shift = (i / len(curves) - 0.4) * most / 25  # side by side, not on top of each other
+        middle = [statistics.median(speeds) for _, speeds in points]
+        error = [[m - min(speeds) for m, (_, speeds) in zip(middle, points)],
+                 [max(speeds) - m for m, (_, speeds) in zip(middle, points)]]
+        axes.errorbar([devices + shift for devices, _ in points], middle, error, capsize=4,
+                      label=style, marker="osD^v"[i], color=COLOURS[i])
+    axes.set(xlabel="processes (of dp.py: GPUs)", ylabel="samples/s", ylim=(0, None), xticks=ticks)
     axes.legend(frameon=False)
     figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})
     style = "<style>@media (prefers-color-scheme: dark) { text { fill: #ddd !important } }</style>"
@@ -242,7 +243,7 @@ def main():
     gpus = len(visible_gpus())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        description=__doc__.partition(":")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--gpus", type=utils.whole, nargs="+", metavar="N",
         default=sorted(n for n in {1, 2, 4, 8, 16, gpus or cores}
@@ -276,6 +277,7 @@ def main():
     measured = measure(args, jobs_of(args))
     base = measured["single_gpu.py", 1]
     rows = [{"style": name, "processes": processes, "runs": runs,
+             "devices": int((re.search(r" on (\d+) GPUs", name) or [None, processes])[1]),
              "speed-up": [run["samples/s"] / one["samples/s"] for run, one in zip(runs, base)]}
             for (name, processes), runs in measured.items()]
     lines = []
@@ -283,7 +285,7 @@ def main():
         column = {name: [run[name] for run in row["runs"]] for name in row["runs"][0]}
         lines.append([row["style"], row["processes"], spread(column["samples/s"]),
                       spread(row["speed-up"], 2),
-                      f"{statistics.median(row['speed-up']) / row['processes']:.0%}",
+                      f"{statistics.median(row['speed-up']) / row['devices']:.0%}",
                       spread(column["first epoch, s"], 1), spread(column["memory, MB"]),
                       f"{column['loss'][-1]:.4f}"])
     table(["style", "processes", "samples/s", "speed-up", "efficiency",
@@ -294,13 +296,13 @@ def main():
 
     record = {"command": " ".join(["python", "tools/benchmark.py", *sys.argv[1:]]),
               "torch": torch.__version__, "torchvision": torchvision.__version__,
-              "python": platform.python_version(), "system": platform.platform(terse=True),
+              "python": platform.python_version(), "system": platform.system(),
               "cpu": cpu_model(), "cores": cores,
               "gpus": [torch.cuda.get_device_name(i) for i in range(gpus)],
               "rows": rows, "look ahead": ahead, "model checked": check}
-    args.output.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    Path(f"{args.output}.json").write_text(json.dumps(record, indent=1) + "\n")
     if picture:
-        draw(rows, args.output.with_suffix(".svg"))
+        draw(rows, Path(f"{args.output}.svg"))
 
 
 if __name__ == "__main__":
