@@ -125,7 +125,7 @@ def marks(old, new, hunk):
     best = None, 0.5
     for line, new_line in itertools.product(range(start, stop), range(new_start, new_stop)):
         words = [re.findall(r"\w+|\s+|.", text) for text in (old[line], new[new_line])]
-        matcher = difflib.SequenceMatcher(None, *words, autojunk=False)
+        matcher = difflib.SequenceMatcher(str.isspace, *words, autojunk=False)
         if all(words) and matcher.ratio() > best[1]:
             best = (line, new_line, words, matcher.get_opcodes()), matcher.ratio()
     if not best[0]:
