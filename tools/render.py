@@ -122,7 +122,7 @@ def coloured(text):
 def marks(old, new, hunk):
     """The parts that changed in lines of a hunk that are alike: (0 old or 1 new, line, from, to)."""
     start, stop, new_start, new_stop = hunk
-    best = None, 0.5
+    best = None, 0.375  # below that, lines of these files say different things
     for line, new_line in itertools.product(range(start, stop), range(new_start, new_stop)):
         words = [re.findall(r"\w+|\s+|.", text) for text in (old[line], new[new_line])]
         matcher = difflib.SequenceMatcher(str.isspace, *words, autojunk=False)
