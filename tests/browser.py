@@ -59,6 +59,13 @@ class Browser:
         presses = [{"type": kind, "value": KEYS.get(key, key)} for key in keys for kind in ("keyDown", "keyUp")]
         self.send("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": presses}]})
 
+    def drag(self, start, stop):
+        """With the mouse, from one point of the window to another."""
+        (x, y), (to_x, to_y) = start, stop
+        self.send("POST", "/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": [
+            {"type": "pointerMove", "x": x, "y": y}, {"type": "pointerDown", "button": 0},
+            {"type": "pointerMove", "x": to_x, "y": to_y}, {"type": "pointerUp", "button": 0}]}]})
+
     def window(self, width, height=900):
         self.devtools("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
                       mobile=width < 800)

@@ -95,8 +95,8 @@ def words(markdown):
 def reasons_in_readme(old, new):
     """By README alone: the words under each hunk of an arrow."""
     found = {}
-    for first, last, text in re.findall(rf"<!-- diff {old} {new} (\d+)(?:-(\d+))? -->.*?<!-- end -->(.*?)(?=<!-- diff|\n#)",
-                                        README, re.DOTALL):
+    place = rf"<!-- diff {old} {new} (\d+)(?:-(\d+))? -->.*?<!-- end -->(.*?)(?=<!-- diff|\n#)"
+    for first, last, text in re.findall(place, README, re.DOTALL):
         for number in range(int(first), int(last or first) + 1):
             found[number] = words(text)
     return found
@@ -116,8 +116,9 @@ def test_every_line_that_diff_finds_is_marked_and_no_other(shown):
         gone, come = numbers_by_diff(*pair)
         assert [line["number"] for line in page["left"] if line["changed"]] == gone, pair
         assert [line["number"] for line in page["right"] if line["changed"]] == come, pair
-        assert {(line["changed"], line["tag"], line["sign"]) for line in page["left"]} == {(True, "DEL", "-"), (False, "DIV", "o")}
-        assert {(line["changed"], line["tag"], line["sign"]) for line in page["right"]} <= {(True, "INS", "+"), (False, "DIV", "o")}
+        for side, tag, sign in (("left", "DEL", "-"), ("right", "INS", "+")):
+            assert {(line["changed"], line["tag"], line["sign"]) for line in page[side]} <= {
+                (True, tag, sign), (False, "DIV", "o")}  # "none" has an o there
         total = len(gone) + len(come)
         assert page["summary"] == (f"{total} changed lines in {len(page['hunks'])} changes: "
                                    f"{len(gone)} removed, {len(come)} added.")
@@ -126,15 +127,16 @@ def test_every_line_that_diff_finds_is_marked_and_no_other(shown):
 
 def test_the_part_of_a_line_that_changed_is_marked_within_it(shown):
     """Without what is marked, a line is the same on both sides."""
-    right = [line for line in shown["single_gpu.py", "dp.py"]["right"] if "state_dict()" in line["text"] and line["changed"]]
-    assert [line["marked"] for line in right] == [["module."]] or [line["marked"] for line in right] == [[".module"]]
+    saving, = (line for line in shown["single_gpu.py", "dp.py"]["right"] if "save_checkpoint" in line["text"])
+    assert saving["marked"] in ([".module"], ["module."])
     found = 0
     for pair, page in shown.items():
         for hunk in page["hunks"]:
-            for line, others in ([(line, hunk["right"]) for line in hunk["left"]] + [(line, hunk["left"]) for line in hunk["right"]]):
-                if line["marked"]:
-                    found += 1
-                    assert line["plain"] in [other["plain"] for other in others], (pair, line)
+            for side, other in (("left", "right"), ("right", "left")):
+                for line in hunk[side]:
+                    if line["marked"]:
+                        found += 1
+                        assert line["plain"] in [twin["plain"] for twin in hunk[other]], (pair, line)
         assert not any(line["marked"] for line in page["left"] + page["right"] if not line["changed"])
     assert found > 100
 
@@ -155,10 +157,27 @@ def test_every_change_has_its_reason_in_the_words_of_readme(shown):
                 for arrow, reason in zip(hunk["from"], hunk["reasons"]):
                     assert words(reason) in known[arrow].values(), (pair, arrow)
         if pair[::-1] in arrows:
-            assert [words(hunk["reasons"][0]) for hunk in page["hunks"]] == list(reasons_in_readme(*pair[::-1]).values())
-    reset = [hunk for hunk in shown["single_gpu.py", "multigpu_torchrun.py"]["hunks"] if "    dist.init_process_group(args.backend, "
-             "device_id=device if args.backend == \"nccl\" else None)" in [line["text"] for line in hunk["right"]]]
-    assert reset[0]["from"] == ["single_gpu.py → multigpu_spawn.py", "multigpu_spawn.py → multigpu_torchrun.py"]
+            assert ([words(hunk["reasons"][0]) for hunk in page["hunks"]]
+                    == list(reasons_in_readme(*pair[::-1]).values()))
+    setup, = (hunk for hunk in shown["single_gpu.py", "multigpu_torchrun.py"]["hunks"]
+              if any("init_process_group(" in line["text"] for line in hunk["right"]))
+    assert setup["from"] == ["single_gpu.py → multigpu_spawn.py", "multigpu_spawn.py → multigpu_torchrun.py"]
+
+
+def test_every_link_has_a_target(browser):
+    headings = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+                for heading in re.findall("^#+ (.*)", README, re.MULTILINE)}
+    links = set()
+    for pair in PAIRS:
+        show(browser, *pair)
+        links |= set(browser.run("return [...document.querySelectorAll('a')].map(a => a.getAttribute('href'))"))
+    assert len(links) > 6
+    for target in links - {link(*pair) for pair in PAIRS}:
+        place, _, anchor = target.partition("#")
+        if place:
+            assert (PAGE.parent / place).resolve() == ROOT / "README.md" and (not anchor or anchor in headings), target
+        else:
+            assert browser.run("return !!document.getElementById(arguments[0])", anchor), target
 
 
 def test_links_pickers_keys_of_the_browser_and_address_stay_in_step(browser):
@@ -242,6 +261,21 @@ def test_copy_gives_a_file_and_the_new_lines_byte_for_byte(clipboard, browser):
                 assert browser.run(f"return document.querySelector('.hunk:has(#change-{number}) button').disabled")
 
 
+def test_a_selection_is_the_text_of_one_file_alone(browser):
+    browser.window(1440, 1200)
+    for side, name in (("left", "single_gpu.py"), ("right", "multigpu_spawn.py")):
+        points = browser.run("""return [1, 5].map(number => {
+            const range = document.createRange();
+            range.selectNodeContents(document.querySelector(`[data-side=${arguments[0]}][data-line="${number}"]`));
+            const boxes = [...range.getClientRects()];
+            return number === 1 ? [Math.ceil(boxes[0].left), Math.round(boxes[0].top + 8)]
+                : [Math.round(boxes.at(-1).right) + 20, Math.round(boxes.at(-1).top + 8)];
+        })""", side)
+        browser.drag(*points)
+        selected = browser.run("return getSelection().toString()")
+        assert re.sub("\n+", "\n", selected) == re.sub("\n+", "\n", "\n".join(FILES[name].splitlines()[:5]))
+
+
 def test_common_lines_are_level_and_long_stretches_of_them_folded(browser):
     place = """return ["left", "right"].map(side => [...document.querySelectorAll(`.common [data-side=${side}]`)]
         .filter(node => node.checkVisibility()).map(node => [node.textContent, node.getBoundingClientRect().top]))"""
@@ -266,17 +300,21 @@ def test_nothing_overflows_or_overlaps(width, browser):
     browser.window(width)
     for pair in [PAIRS[1], ("multinode.py", "dp.py"), ("multigpu_torchrun.py", "multinode.py")]:
         show(browser, *pair)
-        browser.run("if (document.getElementById('unfold').textContent == 'Unfold all') document.getElementById('unfold').click()")
-        outside = browser.run("""return [...document.body.querySelectorAll("*:not(.hidden, .hidden *, svg *, script, noscript)")].filter(node => {
-            const box = node.getBoundingClientRect();
-            return node.checkVisibility() && (box.left < 0 || box.right > document.documentElement.clientWidth + .5
-                || node.scrollWidth > node.clientWidth + 1 && getComputedStyle(node).display !== "inline" && node.clientWidth);
-        }).map(node => node.outerHTML.slice(0, 100))""")
+        browser.run("for (const fold of document.querySelectorAll('.fold')) fold.fold(false)")
+        outside = browser.run("""
+            const all = document.body.querySelectorAll("*:not(.hidden, .hidden *, svg *, script, noscript)");
+            return [...all].filter(node => {
+                const box = node.getBoundingClientRect(), block = getComputedStyle(node).display !== "inline";
+                return node.checkVisibility() && (box.left < 0 || box.right > document.documentElement.clientWidth + .5
+                    || block && node.clientWidth && node.scrollWidth > node.clientWidth + 1);
+            }).map(node => node.outerHTML.slice(0, 100))""")
         assert outside == []
         assert browser.run("return document.documentElement.scrollWidth <= document.documentElement.clientWidth")
         overlapping = browser.run("""
-            const found = [], boxes = [...document.querySelectorAll(".line, .why > *, .fold, .tools > *, .bar > div > *, .map .box, .map a, .tree span, h1, h2, section > p, text")]
-                .filter(node => node.checkVisibility() && !node.matches(".hidden")).map(node => [node, node.getBoundingClientRect()]);
+            const found = [], boxes = [...document.querySelectorAll(".line, .why > *, .fold, .tools > *, .bar > div > *, "
+                + ".map .box, .map a, .tree span, h1, h2, section > p, text")]
+                .filter(node => node.checkVisibility() && !node.matches(".hidden"))
+                .map(node => [node, node.getBoundingClientRect()]);
             boxes.sort((one, other) => one[1].top - other[1].top);
             boxes.forEach(([node, box], at) => {
                 for (const [next, other] of boxes.slice(at + 1)) {
@@ -292,13 +330,11 @@ def test_nothing_overflows_or_overlaps(width, browser):
 def test_a_phone_shows_one_column_with_what_goes_above_what_comes(browser):
     browser.window(390, 844)
     browser.click("#unfold")
-    assert browser.run("""return [...document.querySelectorAll(".common [data-side=right]")].every(node => !node.checkVisibility())""")
-    assert browser.run("""return [...document.querySelectorAll(".common [data-side=left]")].every(node =>
-        node.getBoundingClientRect().width > 350)""")
-    for hunk in browser.run("""return [...document.querySelectorAll(".hunk")].map(hunk => [...hunk.querySelectorAll(".line")].map(node => {
-            const box = node.getBoundingClientRect();
-            return [box.top, box.width];
-        }))"""):
+    assert browser.run("""return [...document.querySelectorAll(".common .line")].every(node =>
+        node.dataset.side === "left" ? node.getBoundingClientRect().width > 350 : !node.checkVisibility())""")
+    places = browser.run("""return [...document.querySelectorAll(".hunk")].map(hunk =>
+        [...hunk.querySelectorAll(".line")].map(node => node.getBoundingClientRect()).map(box => [box.top, box.width]))""")
+    for hunk in places:
         assert [top for top, _ in hunk] == sorted({top for top, _ in hunk}) and all(width > 350 for _, width in hunk)
 
 
@@ -319,9 +355,10 @@ def test_all_text_has_a_contrast_of_at_least_4_5(scheme, browser):
             }
             for (const line of document.querySelectorAll(".line"))
                 for (const part of ["::before", "::after"]) found.add(getComputedStyle(line, part).color + " on " + back(line));
+            const behind = [...document.querySelectorAll("svg rect")].map(rect => getComputedStyle(rect).fill);
             for (const text of document.querySelectorAll("svg text"))
-                for (const behind of [...document.querySelectorAll("svg rect")].map(rect => getComputedStyle(rect).fill).concat(back(document.body)))
-                    found.add(getComputedStyle(text).fill + " on " + behind);
+                for (const colour of [back(document.body), ...behind])
+                    found.add(getComputedStyle(text).fill + " on " + colour);
             return [...found]""")
         assert len(pairs) > 15
         for colours in pairs:
@@ -367,8 +404,8 @@ def test_tab_reaches_all_controls_and_shows_where_it_is(browser):
     seen = set()
     for _ in range(count):
         browser.press("tab")
-        seen.add(browser.run("""const node = document.activeElement;
-            return [...document.querySelectorAll("a, button, select")].indexOf(node) + " " + getComputedStyle(node).outlineStyle"""))
+        seen.add(browser.run("""const node = document.activeElement, all = document.querySelectorAll("a, button, select");
+            return [...all].indexOf(node) + " " + getComputedStyle(node).outlineStyle"""))
     assert len(seen) == count and all(place.endswith("solid") for place in seen)
 
 

@@ -1,7 +1,7 @@
 """Brings README.md's diffs and docs/index.html up to date: python tools/render.py [--check]
 
-In README each stands between `<!-- diff OLD NEW 1 -->` and `<!-- end -->`: the first hunk, or `2-4`,
-or with no number all hunks. The text below, to the next place or heading, is the reason, which the
+A diff in README stands between `<!-- diff OLD NEW 1 -->` and `<!-- end -->`: the first hunk, or
+`2-4`, or with no number all hunks. The text below, to the next place or heading, is the reason, which the
 page shows too. Which reason belongs under which hunk is for a person to say: where hunks come, go
 or become others, this fails and writes nothing. A new or changed place begins as an empty one.
 """
@@ -120,7 +120,7 @@ def coloured(text):
 
 
 def marks(old, new, hunk):
-    """The parts that changed in lines of a hunk that are alike: (0 old or 1 new, line, from, to)."""
+    """What changed within lines of a hunk that are alike: (0 old or 1 new, line, from, to)."""
     start, stop, new_start, new_stop = hunk
     best = None, 0.375  # below that, lines of these files say different things
     for line, new_line in itertools.product(range(start, stop), range(new_start, new_stop)):
@@ -185,7 +185,8 @@ def page(readme):
         way = path(old, new)
         for hunk in hunks(lines[old], lines[new]):
             start, stop, new_start, new_stop = hunk
-            places = {place for line in range(start, stop) for place in changed_at(way, line, steps)}
+            places = {place for line in range(start, stop)
+                      for place in changed_at(way, line, steps)}
             places |= {(len(way) - 2 - step, place) for line in range(new_start, new_stop)
                        for step, place in changed_at(way[::-1], line, steps)}
             why = []
