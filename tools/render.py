@@ -1,24 +1,51 @@
-"""Brings README.md's diffs up to date with the files: python tools/render.py [--check]
+"""Brings README.md's diffs and docs/index.html up to date: python tools/render.py [--check]
 
-Each stands between `<!-- diff OLD NEW 1 -->` and `<!-- end -->`: the first hunk, or `2-4`, or with
-no number all hunks. Which reason belongs under which hunk is for a person to say: where hunks come,
-go or become others, this fails and writes nothing. A new or changed place begins as an empty one.
+A diff in README stands between `<!-- diff OLD NEW 1 -->` and `<!-- end -->`: the first hunk, or
+`2-4`, or with no number all hunks. The text below, to the next place or heading, is the reason, which the
+page shows too. Which reason belongs under which hunk is for a person to say: where hunks come, go
+or become others, this fails and writes nothing. A new or changed place begins as an empty one.
 """
 import difflib
+import html
+import itertools
+import json
 import re
 import sys
 from pathlib import Path
 
+from pygments import token
+from pygments.lexers import PythonLexer
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+PAGE = ROOT / "docs/index.html"
+TEMPLATE = ROOT / "tools/page.html"
 PLACE = re.compile(
     r"(<!-- diff (\S+) (\S+?)(?: (\d+)(?:-(\d+))?)? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+REASON = re.compile(PLACE.pattern + r"\n(.*?)(?=\n<!-- diff |\n#|\Z)", re.DOTALL)
+ARROWS = [("single_gpu.py", "dp.py"), ("single_gpu.py", "multigpu_spawn.py"),
+          ("multigpu_spawn.py", "multigpu_torchrun.py"), ("multigpu_torchrun.py", "multinode.py")]
+SCRIPTS = ["single_gpu.py", *(new for _, new in ARROWS)]
+COLOURS = {token.Comment: "c", token.String: "s", token.Number: "n", token.Keyword: "k",
+           token.Operator.Word: "k", token.Name.Builtin: "b", token.Name.Function: "d",
+           token.Name.Decorator: "d"}
 
 
 def hunks(old, new):
     """Where two files, given as lines, differ: (start, stop) in the old one and in the new."""
-    opcodes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-    return [opcode[1:] for opcode in opcodes if opcode[0] != "equal"]
+    found, end = [], (len(old), len(new))
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    for what, *hunk in reversed(matcher.get_opcodes()):
+        if what == "equal":
+            continue
+        # What is only in one file may lie in several places; diff takes the last, so we do too.
+        lines, start, stop, last = ((new, hunk[2], hunk[3], end[1]) if what == "insert" else
+                                    (old, hunk[0], hunk[1], end[0]))
+        while what != "replace" and stop < last and lines[start] == lines[stop]:
+            start, stop, hunk = start + 1, stop + 1, [edge + 1 for edge in hunk]
+        found.insert(0, tuple(hunk))
+        end = hunk[0], hunk[2]
+    return found
 
 
 def show(old, new, hunks):
@@ -57,21 +84,136 @@ def render(text):
         after = show(old, new, found[first - 1:last]) if last <= len(found) else ""
         if first != shown.get(arrow, 0) + 1 or before.strip() and not alike(before, after):
             sys.exit(f"README.md: hunk {first} of {arrow} is not what stands there: see to its "
-                     "place and the reason under it, empty it and run again")
+                     "place and the reason under it, empty it and run python tools/render.py")
         shown[arrow] = last
         return f"{begin}```diff\n{after}\n```\n{end}"
 
     text = PLACE.sub(fill, text)
     for arrow, count in counts.items():
         if shown[arrow] != count:
-            sys.exit(f"README.md shows {shown[arrow]} hunks of {arrow}, which has {count}: "
-                     "add or remove a place, with its reason")
+            sys.exit(f"README.md shows {shown[arrow]} hunks of {arrow}, which has {count}: add or "
+                     "remove a place, with its reason, and run python tools/render.py")
     return text
 
 
+def as_html(text):
+    """README's Markdown, as far as its reasons use it: paragraphs, code and links."""
+    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
+    text = re.sub(r"\[([^]]+)\]\(#", r"[\1](../README.md#", text)
+    text = re.sub(r"\[([^]]+)\]\(([^)]+)\)", r'<a href="\2">\1</a>', text)
+    return "".join(f"<p>{part}</p>" for part in text.strip().split("\n\n"))
+
+
+def coloured(text):
+    """The text's lines, each as pieces: (class, text)."""
+    lines = [[]]
+    for kind, value in PythonLexer(stripnl=False, ensurenl=False).get_tokens(text):
+        colour = next((name for part_of, name in COLOURS.items() if kind in part_of), "")
+        for number, piece in enumerate(value.split("\n")):
+            if number:
+                lines.append([])
+            if piece and lines[-1] and lines[-1][-1][0] == colour:
+                lines[-1][-1][1] += piece
+            elif piece:
+                lines[-1].append([colour, piece])
+    return lines[:-1]
+
+
+def marks(old, new, hunk):
+    """What changed within lines of a hunk that are alike: (0 old or 1 new, line, from, to)."""
+    start, stop, new_start, new_stop = hunk
+    best = None, 0.375  # below that, lines of these files say different things
+    for line, new_line in itertools.product(range(start, stop), range(new_start, new_stop)):
+        words = [re.findall(r"\w+|\s+|.", text) for text in (old[line], new[new_line])]
+        matcher = difflib.SequenceMatcher(str.isspace, *words, autojunk=False)
+        if all(words) and matcher.ratio() > best[1]:
+            best = (line, new_line, words, matcher.get_opcodes()), matcher.ratio()
+    if not best[0]:
+        return []
+    line, new_line, words, opcodes = best[0]
+    here = [(side, number, *(len("".join(words[side][:edge])) for edge in edges))
+            for what, *ends in opcodes if what != "equal"
+            for side, number, edges in ((0, line, ends[:2]), (1, new_line, ends[2:]))
+            if edges[0] < edges[1]]
+    return [*marks(old, new, (start, line, new_start, new_line)), *here,
+            *marks(old, new, (line + 1, stop, new_line + 1, new_stop))]
+
+
+def path(old, new):
+    """The files on the way from one to another, along the arrows or against them."""
+    before = {after: before for before, after in ARROWS}
+    ways = [[old], [new]]
+    for way in ways:
+        while way[-1] in before:
+            way.append(before[way[-1]])
+    while len(ways[0]) > 1 and len(ways[1]) > 1 and ways[0][-2] == ways[1][-2]:
+        ways = [way[:-1] for way in ways]
+    return ways[0] + ways[1][-2::-1]
+
+
+def changed_at(files, line, steps):
+    """Where on the way through these files a line of the first is changed: (step, hunk)."""
+    for number, step in enumerate(itertools.pairwise(files)):
+        moved = 0
+        for hunk, (start, stop, _, new_stop) in enumerate(steps[step]):
+            if start <= line < stop:
+                return [(number, hunk)]
+            moved = new_stop - stop if stop <= line else moved
+        line += moved
+    return []
+
+
+def page(readme):
+    """The page: its template with the files, what differs between any two, and README's reasons."""
+    texts = {name: (ROOT / name).read_text() for name in SCRIPTS}
+    lines = {name: text.splitlines() for name, text in texts.items()}
+    numbers, files = {}, {}  # a line that stands in several files is written once
+    for name, text in texts.items():
+        pieces = [json.dumps(line) for line in coloured(text)]
+        files[name] = [numbers.setdefault(line, len(numbers)) for line in pieces]
+    steps, reasons, reason_of = {}, [], {}
+    for old, new in ARROWS:
+        steps[old, new] = hunks(lines[old], lines[new])
+        steps[new, old] = [(*hunk[2:], *hunk[:2]) for hunk in steps[old, new]]
+    for _, old, new, first, last, _, _, text in REASON.findall(readme):
+        if (old, new) in ARROWS:
+            for hunk in range(int(first or 1) - 1, int(last or first or len(steps[old, new]))):
+                reason_of[old, new, hunk] = len(reasons)
+            reasons.append((old, new, as_html(text)))
+    pairs = {}
+    for old, new in itertools.permutations(SCRIPTS, 2):
+        way = path(old, new)
+        for hunk in hunks(lines[old], lines[new]):
+            start, stop, new_start, new_stop = hunk
+            places = {place for line in range(start, stop)
+                      for place in changed_at(way, line, steps)}
+            places |= {(len(way) - 2 - step, place) for line in range(new_start, new_stop)
+                       for step, place in changed_at(way[::-1], line, steps)}
+            why = []
+            for step, place in sorted(places):
+                arrow = tuple(way[step:step + 2])
+                along = arrow in ARROWS
+                why.append((reason_of[(*(arrow if along else arrow[::-1]), place)], along))
+            pairs.setdefault(f"{old} {new}", []).append(
+                [*hunk, list(dict.fromkeys(why)), marks(lines[old], lines[new], hunk)])
+    values = {"files": files, "lines": [json.loads(line) for line in numbers], "reasons": reasons,
+              "pairs": pairs}
+
+    def rows(name):  # a row for each entry, so that a diff of the page can be read
+        entries = values[name].items() if isinstance(values[name], dict) else values[name]
+        text = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
+        text = "[\n" + text.replace("<", r"\u003c") + "\n]"
+        return f"Object.fromEntries({text})" if isinstance(values[name], dict) else text
+
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: rows(place[1]), TEMPLATE.read_text())
+
+
 if __name__ == "__main__":
-    before = README.read_text()
-    after = render(before)
+    readme = render(README.read_text())
+    behind = [(file, text) for file, text in ((README, readme), (PAGE, page(readme)))
+              if not file.exists() or file.read_text() != text]
     if "--check" in sys.argv[1:]:
-        sys.exit(None if after == before else "README.md is behind: run python tools/render.py")
-    README.write_text(after)
+        sys.exit("\n".join(f"{file.relative_to(ROOT)} is behind: run python tools/render.py"
+                           for file, _ in behind) or None)
+    for file, text in behind:
+        file.write_text(text)
