@@ -1,5 +1,4 @@
 """Drives Debian's Chromium through its chromedriver, which speaks HTTP and JSON."""
-import base64
 import contextlib
 import json
 import os
@@ -74,11 +73,6 @@ class Browser:
         self.devtools("Emulation.setEmulatedMedia", media=media,
                       features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    def screenshot(self, path):
-        """The whole page, whatever its length."""
-        image = self.devtools("Page.captureScreenshot", captureBeyondViewport=True, format="png")
-        path.write_bytes(base64.b64decode(image["data"]))
-
     def console(self):
         """What was written there since the last call."""
         return [entry["message"] for entry in self.send("POST", "/se/log", {"type": "browser"})]
@@ -94,10 +88,13 @@ class Browser:
 @contextlib.contextmanager
 def chromium():
     driver = subprocess.Popen(["chromedriver", "--port=0"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, text=True, start_new_session=True)
+                              stderr=subprocess.STDOUT, text=True, start_new_session=True)
     try:
-        port = next(found[1] for line in driver.stdout if (found := re.search(r"successfully on port (\d+)", line)))
-        browser = Browser(f"http://127.0.0.1:{port}")
+        said = ""
+        while not (port := re.search(r"successfully on port (\d+)", said)):
+            assert (line := driver.stdout.readline()), f"chromedriver did not start: {said}"
+            said += line
+        browser = Browser(f"http://127.0.0.1:{port[1]}")
         yield browser
         browser.send("DELETE", "")
     finally:

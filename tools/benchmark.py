@@ -2,7 +2,8 @@
 python tools/benchmark.py
 
 It starts the scripts by their command lines and reads what they print. The rounds are interleaved,
-a figure is the median over them, and a ratio is taken within a round, because machines drift.
+a figure is the median over them, and a ratio is taken within a round, because machines drift. Each
+process has one thread on the CPU, as torchrun gives it, also where it is the only one.
 """
 import argparse
 import importlib.util
@@ -31,6 +32,7 @@ DDP_SCRIPTS = ("multigpu_spawn.py", "multigpu_torchrun.py", "multinode.py")
 EPOCH = re.compile(r"epoch +\d+/\d+ \| loss (\S+) \| accuracy \S+% \| (\S+) samples/s")
 WARM_UP = 2  # epochs left out
 COLOURS = ("#1f77b4", "#d55e00", "#009e73", "#9467bd", "#b8860b")  # 3 to 1 on white and on black
+ALL_REDUCE = ("all-reduce", 2, 2)
 AHEAD = (2, 4, 8, 64, 512, 1024)  # devices
 
 
@@ -46,6 +48,7 @@ def run(script, devices, args, batch_size, first_device=0):
         command += ["-g", str(devices)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     if gpus := visible_gpus():
+        env.pop("HIP_VISIBLE_DEVICES", None)  # ROCm's own, which would count before the other
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first_device:first_device + devices])
     first, losses, seconds = None, [], []
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
@@ -69,8 +72,9 @@ def run(script, devices, args, batch_size, first_device=0):
 def visible_gpus():
     if not torch.cuda.is_available():
         return []
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
+    given = os.environ.get("HIP_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()  # fewer than given, where some do not exist
+    return given.split(",")[:count] if given else [str(i) for i in range(count)]
 
 
 def run_apart(devices, args, batch_size):
@@ -83,18 +87,20 @@ def run_apart(devices, args, batch_size):
 
 
 def jobs_of(args):
-    """What a round consists of: a name and a number of processes, and how to measure it."""
-    jobs = {("single_gpu.py", 1): lambda: run("single_gpu.py", 1, args, args.batch_size)}
+    """What a round consists of: name, processes and devices, and how to measure it."""
+    jobs = {("single_gpu.py", 1, 1): lambda: run("single_gpu.py", 1, args, args.batch_size)}
+    for n in args.gpus if visible_gpus() else [1]:
+        name = "dp.py" if n == 1 else f"dp.py on {n} GPUs"
+        jobs[name, 1, n] = lambda n=n: run("dp.py", n, args, args.batch_size)
     for n in args.gpus:
-        if n == 1 or visible_gpus():
-            name = "dp.py" if n == 1 else f"dp.py on {n} GPUs"
-            jobs[name, 1] = lambda n=n: run("dp.py", n, args, args.batch_size)
         for script in DDP_SCRIPTS:
-            jobs[script, n] = lambda s=script, n=n: run(s, n, args, args.batch_size)
+            jobs[script, n, n] = lambda s=script, n=n: run(s, n, args, args.batch_size)
     for n in sorted({2, max(args.gpus)} & {*args.gpus} - {1}):
         share = args.batch_size // n
-        jobs[alone(share), 1] = lambda share=share: run("single_gpu.py", 1, args, share)
-        jobs[alone(share), n] = lambda n=n, share=share: run_apart(n, args, share)
+        jobs[alone(share), 1, 1] = lambda share=share: run("single_gpu.py", 1, args, share)
+        jobs[alone(share), n, n] = lambda n=n, share=share: run_apart(n, args, share)
+    if 2 in args.gpus:
+        jobs[ALL_REDUCE] = all_reduce
     return jobs
 
 
@@ -102,14 +108,25 @@ def alone(batch_size):
     return f"single_gpu.py --batch-size {batch_size}"
 
 
-def time_all_reduce(rank, port, backend, results):
+def all_reduce():
     """Seconds of an all-reduce between two processes of this machine: one number, and 32 MB."""
-    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
-    store = dist.TCPStore("127.0.0.1", port)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=2)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    with mp.Manager() as manager:
+        results = manager.list()
+        mp.spawn(time_all_reduce, (store.port, results), nprocs=2)
+        return dict(zip(("one number, s", "32 MB, s"), results))
+
+
+def time_all_reduce(rank, port, results):
+    nccl = torch.cuda.is_available()
+    device = torch.device("cuda", rank) if nccl else torch.device("cpu")
+    if nccl:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if nccl else "gloo", store=dist.TCPStore("127.0.0.1", port),
+                            rank=rank, world_size=2, device_id=device if nccl else None)
     for numbers in (1, 2**23):
         tensor, seconds = torch.ones(numbers, device=device), []
-        for _ in range(20):
+        for _ in range(50):
             start = time.perf_counter()
             dist.all_reduce(tensor)
             tensor[0].item()  # a GPU's work is done only then
@@ -125,10 +142,11 @@ def ring(devices, size, bandwidth, latency):
     return 2 * (devices - 1) * (size / devices / bandwidth + latency)
 
 
-def efficiency(step, communication):
-    """Without overlap, and with it: backward, two thirds of a step, hides what fits behind it."""
-    return (step / (step + communication),
-            step / (step + max(0, communication - 2 / 3 * step)))
+def efficiency(step, communication, size):
+    """Without overlap, and with it: backward, two thirds of a step, hides what fits behind it.
+    Gradients below DDP's first bucket, 1 MiB, are sent when it is over: nothing hides them."""
+    hidden = 2 / 3 * step if size >= 2**20 else 0
+    return step / (step + communication), step / (step + max(0, communication - hidden))
 
 
 def spread(values, digits=0):
@@ -141,32 +159,39 @@ def table(head, rows):
           sep="\n", flush=True)
 
 
+def figures(row):
+    column = {name: [run[name] for run in row["runs"]] for name in row["runs"][0]}
+    return [row["style"], row["processes"], spread(column["samples/s"]), spread(row["speed-up"], 2),
+            f"{statistics.median(row['speed-up']) / row['devices']:.0%}",
+            spread(column["first epoch, s"], 1), spread(column["memory, MB"]),
+            f"{column['loss'][-1]:.4f}"]
+
+
 def measure(args, jobs):
     """The runs of each job, a round of all jobs after the other."""
     measured, begin, done = {job: [] for job in jobs}, time.perf_counter(), 0
     for number in range(1, args.rounds + 1):
-        for (name, processes), job in jobs.items():
+        for job, start in jobs.items():
             share = done / (args.rounds * len(jobs))
             minutes = (time.perf_counter() - begin) / 60 * (1 / share - 1) if done else None
             left = f", {minutes:.1f} minutes left" if done else ""
-            print(f"round {number} of {args.rounds}: {name}, processes: {processes}{left}",
+            print(f"round {number} of {args.rounds}: {job[0]}, processes: {job[1]}{left}",
                   file=sys.stderr, flush=True)
-            measured[name, processes].append(job())
+            measured[job].append(start())
             done += 1
     return measured
 
 
-def look_ahead(args, measured):
+def look_ahead(args, measured, size):
     """What more devices would give, each with the share that one has on the most of them here."""
     share = args.batch_size // max(args.gpus)
-    runs = measured.get((alone(share), 1), measured["single_gpu.py", 1])
+    runs = measured.get((alone(share), 1, 1), measured["single_gpu.py", 1, 1])
     step = statistics.median(share / run["samples/s"] for run in runs)
-    size = sum(parameter.nbytes for parameter in utils.build_model(args.model).parameters())
-    ahead = {n: efficiency(step, ring(n, size, args.network * 1e9 / 8, args.latency / 1e6))
-             for n in AHEAD}
+    bandwidth, latency = args.network * 1e9 / 8, args.latency / 1e6
+    ahead = {n: efficiency(step, ring(n, size, bandwidth, latency), size) for n in AHEAD}
     print(f"\nLook ahead: {share} samples a device, {1000 * step:.1f} ms a step without "
-          f"communication, {size:,} bytes of gradients,\n{args.network:g} Gbit/s and "
-          f"{args.latency:g} microseconds a message between devices:\n")
+          f"communication (evaluation counted in),\n{size:,} bytes of gradients, {args.network:g} "
+          f"Gbit/s and {args.latency:g} microseconds a message between devices:\n")
     table(["devices", "efficiency", "with overlap"],
           [[f"{n:,}", f"{plain:.0%}", f"{over:.0%}"] for n, (plain, over) in ahead.items()])
     return {"samples a device": share, "step, s": step, "gradients, bytes": size,
@@ -174,32 +199,28 @@ def look_ahead(args, measured):
             "efficiency: without overlap, with it": ahead}
 
 
-def check_model(args, measured):
-    """The model's efficiency of two processes here, beside the measured one."""
-    share = args.batch_size // 2
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    with mp.Manager() as manager:
-        results = manager.list()
-        backend = "nccl" if visible_gpus() else "gloo"
-        mp.spawn(time_all_reduce, (store.port, backend, results), nprocs=2)
-        small, large = results
-    # two processes: two latencies and the bytes once, in both measurements
-    size = sum(parameter.nbytes for parameter in utils.build_model(args.model).parameters())
-    communication = ring(2, size, 2**25 / max(large - small, 1e-9), small / 2)
-    apart = measured[alone(share), 2]
-    step = statistics.median(2 * share / run["samples/s"] for run in apart)
-    plain, overlapped = efficiency(step, communication)
-    reached = {script: [run["samples/s"] / free["samples/s"]
-                        for run, free in zip(measured[script, 2], apart)] for script in DDP_SCRIPTS}
-    print(f"\nThe model checked: two processes here, {1000 * step:.1f} ms a step without and "
-          f"{1000 * communication:.2f} ms of communication\n(an all-reduce of one number takes "
-          f"{1e6 * small:,.0f} microseconds, one of 32 MB {1000 * large:.1f} ms):\n")
-    table(["efficiency of two processes", ""],
-          [["model, without overlap", f"{plain:.2f}"], ["model, with overlap", f"{overlapped:.2f}"],
-           *([f"measured, {script}", spread(values, 2)] for script, values in reached.items())])
-    return {"step, s": step, "communication, s": communication, "measured": reached,
-            "all-reduce of one number, s": small, "all-reduce of 32 MB, s": large,
-            "model: without overlap, with it": [plain, overlapped]}
+def check_model(args, measured, size):
+    """The model's efficiency of two processes here, beside the measured one, round by round."""
+    apart, times = measured[alone(args.batch_size // 2), 2, 2], measured[ALL_REDUCE]
+    steps = [args.batch_size / run["samples/s"] for run in apart]
+    # two processes: two latencies and the bytes once, in these measurements and in ring
+    sent = [ring(2, size, 2**25 / max(time["32 MB, s"] - time["one number, s"], 1e-9),
+                 time["one number, s"] / 2) for time in times]
+    plain, over = zip(*(efficiency(step, seconds, size) for step, seconds in zip(steps, sent)))
+    efficiencies = {"model, without overlap": plain, "model, with overlap": over}
+    for script in DDP_SCRIPTS:
+        together = measured[script, 2, 2]
+        efficiencies[f"measured, {script}"] = [
+            run["samples/s"] / free["samples/s"] for run, free in zip(together, apart)]
+    print("\nThe model checked, with two processes here against two that do not communicate:\n")
+    milliseconds = {"a step without communication, ms": steps, "communication, ms": sent,
+                    "all-reduce of one number, ms": [time["one number, s"] for time in times],
+                    "all-reduce of 32 MB, ms": [time["32 MB, s"] for time in times]}
+    table(["", "median and range"],
+          [*([name, spread([1000 * value for value in values], 2)]
+             for name, values in milliseconds.items()),
+           *([f"efficiency: {name}", spread(values, 2)] for name, values in efficiencies.items())])
+    return {**milliseconds, "efficiency": efficiencies}
 
 
 def draw(rows, path):
@@ -242,23 +263,24 @@ def cpu_model():
 def main():
     gpus = len(visible_gpus())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition(":")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
-    add("--gpus", type=utils.whole, nargs="+", metavar="N",
-        default=sorted(n for n in {1, 2, 4, 8, 16, gpus or cores}
-                       if n <= (gpus or cores) and 240 % n == 0),
-        help="numbers of processes, one for each GPU, or where there is none on the CPU's cores")
+    add("--gpus", type=utils.whole, nargs="+", metavar="N", help="numbers of processes, one for "
+        "each GPU, or where there is none on the CPU's cores (default: 1, 2, 4, … and all)")
     add("--model", default="cnn")
     add("--dataset", default="synthetic")
     add("--batch-size", type=utils.whole, default=240, help="samples a step over all devices")
-    add("--epochs", type=utils.whole, default=12, help=f"of a run; {WARM_UP} of them warm up")
+    add("--epochs", type=utils.whole, default=200 if gpus else 12,
+        help=f"of a run; {WARM_UP} of them warm up")
     add("--rounds", type=utils.whole, default=3, help="of all the runs")
     add("--network", type=float, default=25, help="for the look ahead: Gbit/s between devices")
     add("--latency", type=float, default=20, help="for the look ahead: microseconds a message")
     add("--output", type=Path, default=ROOT / "docs/benchmark", help="where .json and .svg go")
     args = parser.parse_args()
-    args.gpus = sorted({*args.gpus})
+    most = gpus or cores
+    args.gpus = sorted({*(args.gpus or (n for n in (1, 2, 4, 8, 16, most)
+                                        if n <= most and args.batch_size % n == 0))})
     if args.epochs <= WARM_UP:
         parser.error(f"argument --epochs: {args.epochs} is not above {WARM_UP}, which warm up")
     if not min(args.network, args.latency) > 0:
@@ -268,36 +290,28 @@ def main():
             parser.error(f"argument --gpus: {n}, but there are {gpus}")
         if args.batch_size % n:
             parser.error(f"argument --batch-size: {args.batch_size} does not divide by {n}")
-    if not args.output.parent.is_dir():
-        parser.error(f"argument --output: there is no folder {args.output.parent}")
+    if not os.access(args.output.parent, os.W_OK):
+        parser.error(f"argument --output: nothing can be written to {args.output.parent}")
     if not (picture := importlib.util.find_spec("matplotlib")):
         print("the picture will not be drawn: that needs matplotlib (pip install matplotlib)",
               file=sys.stderr)
 
     measured = measure(args, jobs_of(args))
-    base = measured["single_gpu.py", 1]
-    rows = [{"style": name, "processes": processes, "runs": runs,
-             "devices": int((re.search(r" on (\d+) GPUs", name) or [None, processes])[1]),
+    base = measured["single_gpu.py", 1, 1]
+    rows = [{"style": job[0], "processes": job[1], "devices": job[2], "runs": runs,
              "speed-up": [run["samples/s"] / one["samples/s"] for run, one in zip(runs, base)]}
-            for (name, processes), runs in measured.items()]
-    lines = []
-    for row in rows:
-        column = {name: [run[name] for run in row["runs"]] for name in row["runs"][0]}
-        lines.append([row["style"], row["processes"], spread(column["samples/s"]),
-                      spread(row["speed-up"], 2),
-                      f"{statistics.median(row['speed-up']) / row['devices']:.0%}",
-                      spread(column["first epoch, s"], 1), spread(column["memory, MB"]),
-                      f"{column['loss'][-1]:.4f}"])
+            for job, runs in measured.items() if job != ALL_REDUCE]
     table(["style", "processes", "samples/s", "speed-up", "efficiency",
            "seconds to the first epoch's end", "memory of the largest process, MB", "final loss"],
-          lines)
-    ahead = look_ahead(args, measured)
-    check = check_model(args, measured) if 2 in args.gpus else None
+          map(figures, rows))
+    size = sum(parameter.nbytes for parameter in utils.build_model(args.model).parameters())
+    ahead = look_ahead(args, measured, size)
+    check = check_model(args, measured, size) if 2 in args.gpus else None
 
     record = {"command": " ".join(["python", "tools/benchmark.py", *sys.argv[1:]]),
               "torch": torch.__version__, "torchvision": torchvision.__version__,
               "python": platform.python_version(), "system": platform.system(),
-              "cpu": cpu_model(), "cores": cores,
+              "cpu": cpu_model(), "cores": cores, "OMP_NUM_THREADS": "1",
               "gpus": [torch.cuda.get_device_name(i) for i in range(gpus)],
               "rows": rows, "look ahead": ahead, "model checked": check}
     Path(f"{args.output}.json").write_text(json.dumps(record, indent=1) + "\n")

@@ -99,7 +99,7 @@ def render(text):
 def as_html(text):
     """README's Markdown, as far as its reasons use it: paragraphs, code and links."""
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
-    text = re.sub(r"\[([^]]+)\]\(#", r"[\1](../README.md#", text)
+    text = re.sub(r"\[([^]]+)\]\(#[^)]+\)", r"\1", text)  # a place in README, not on the page
     text = re.sub(r"\[([^]]+)\]\(([^)]+)\)", r'<a href="\2">\1</a>', text)
     return "".join(f"<p>{part}</p>" for part in text.strip().split("\n\n"))
 
