@@ -88,7 +88,7 @@ class Browser:
 @contextlib.contextmanager
 def chromium():
     driver = subprocess.Popen(["chromedriver", "--port=0"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, start_new_session=True)
+                              stderr=subprocess.DEVNULL, text=True, start_new_session=True)
     try:
         said = ""
         while not (port := re.search(r"successfully on port (\d+)", said)):

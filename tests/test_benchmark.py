@@ -1,13 +1,24 @@
 """tools/benchmark.py measures the real scripts, and says what it measured with."""
 import json
 import re
+import signal
 import sys
 
+import pytest
 from launch import ROOT, Job
 
 BENCHMARK = [sys.executable, ROOT / "tools/benchmark.py"]
-SAME_TRAINING = {("single_gpu.py", 1), ("multigpu_spawn.py", 2), ("multigpu_torchrun.py", 2),
+SAME_TRAINING = {("single_gpu.py", 1), ("dp.py", 1), ("multigpu_spawn.py", 2), ("multigpu_torchrun.py", 2),
                  ("multinode.py", 2)}
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import benchmark
+    signal.signal(signal.SIGINT, before)  # utils has changed it
+    return benchmark
 
 
 def test_a_round_gives_table_record_look_ahead_and_check_of_the_model(tmp_path, customize):
@@ -19,7 +30,7 @@ def test_a_round_gives_table_record_look_ahead_and_check_of_the_model(tmp_path, 
     losses = {(style, int(processes)): loss for style, processes, loss in rows}
     assert losses.keys() == SAME_TRAINING | {("single_gpu.py --batch-size 120", n) for n in (1, 2)}
     assert len({losses[row] for row in SAME_TRAINING}) == 1, "nobody wins by doing less"
-    assert "| 1,024 |" in job.stdout and "| measured, multinode.py |" in job.stdout
+    assert "| 1,024 |" in job.stdout and "| efficiency: measured, multinode.py |" in job.stdout
     assert "round 1 of 1: multinode.py, processes: 2, " in job.stderr
 
     record = json.loads((tmp_path / "figures.json").read_text())
@@ -28,6 +39,24 @@ def test_a_round_gives_table_record_look_ahead_and_check_of_the_model(tmp_path, 
     for row in record["rows"]:
         assert row["runs"][0]["samples/s"] > 0 and 100 < row["runs"][0]["memory, MB"] < 10_000
     assert "pip install matplotlib" in job.stderr and not (tmp_path / "figures.svg").exists()
+
+
+def test_readme_shows_the_figures_of_the_record(benchmark):
+    readme = (ROOT / "README.md").read_text()
+    record = json.loads((ROOT / "docs/benchmark.json").read_text())
+    assert record["command"] in " ".join(readme.split())
+    for row in record["rows"]:
+        assert f"| {' | '.join(map(str, benchmark.figures(row)))} |\n" in readme
+    for devices, efficiencies in record["look ahead"]["efficiency: without overlap, with it"].items():
+        assert f"| {int(devices):,} | {' | '.join(f'{part:.0%}' for part in efficiencies)} |\n" in readme
+
+
+def test_the_model_is_the_rings_and_nothing_hides_a_single_bucket(benchmark):
+    assert benchmark.ring(2, 4000, 1000, 0.5) == 4 + 2 * 0.5  # the bytes once, and two latencies
+    assert benchmark.ring(4, 4000, 1000, 0.5) == 6 * (1 + 0.5)  # a quarter in each of six rounds
+    assert benchmark.efficiency(3, 1, size=2**20) == (0.75, 1)
+    assert benchmark.efficiency(3, 5, size=2**20) == (3 / 8, 0.5)
+    assert benchmark.efficiency(3, 1, size=2**20 - 1) == (0.75, 0.75)
 
 
 def test_a_script_that_fails_is_shown_with_its_own_line(tmp_path):

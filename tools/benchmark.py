@@ -6,6 +6,7 @@ a figure is the median over them, and a ratio is taken within a round, because m
 process has one thread on the CPU, as torchrun gives it, also where it is the only one.
 """
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -22,7 +23,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-import torchvision
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -309,7 +309,7 @@ def main():
     check = check_model(args, measured, size) if 2 in args.gpus else None
 
     record = {"command": " ".join(["python", "tools/benchmark.py", *sys.argv[1:]]),
-              "torch": torch.__version__, "torchvision": torchvision.__version__,
+              "torch": torch.__version__, "torchvision": importlib.metadata.version("torchvision"),
               "python": platform.python_version(), "system": platform.system(),
               "cpu": cpu_model(), "cores": cores, "OMP_NUM_THREADS": "1",
               "gpus": [torch.cuda.get_device_name(i) for i in range(gpus)],
