@@ -49,6 +49,10 @@ def test_readme_shows_the_figures_of_the_record(benchmark):
         assert f"| {' | '.join(map(str, benchmark.figures(row)))} |\n" in readme
     for devices, efficiencies in record["look ahead"]["efficiency: without overlap, with it"].items():
         assert f"| {int(devices):,} | {' | '.join(f'{part:.0%}' for part in efficiencies)} |\n" in readme
+    checked = record["model checked"]
+    efficiencies = {f"efficiency: {name}": values for name, values in checked.pop("efficiency").items()}
+    for name, values in {**checked, **efficiencies}.items():
+        assert f"| {name} | {benchmark.spread(values, 2)} |\n" in readme
 
 
 def test_the_model_is_the_rings_and_nothing_hides_a_single_bucket(benchmark):

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -88,17 +89,17 @@ def run_apart(devices, args, batch_size):
 
 def jobs_of(args):
     """What a round consists of: name, processes and devices, and how to measure it."""
-    jobs = {("single_gpu.py", 1, 1): lambda: run("single_gpu.py", 1, args, args.batch_size)}
+    jobs = {("single_gpu.py", 1, 1): partial(run, "single_gpu.py", 1, args, args.batch_size)}
     for n in args.gpus if visible_gpus() else [1]:
         name = "dp.py" if n == 1 else f"dp.py on {n} GPUs"
-        jobs[name, 1, n] = lambda n=n: run("dp.py", n, args, args.batch_size)
+        jobs[name, 1, n] = partial(run, "dp.py", n, args, args.batch_size)
     for n in args.gpus:
         for script in DDP_SCRIPTS:
-            jobs[script, n, n] = lambda s=script, n=n: run(s, n, args, args.batch_size)
+            jobs[script, n, n] = partial(run, script, n, args, args.batch_size)
     for n in sorted({2, max(args.gpus)} & {*args.gpus} - {1}):
         share = args.batch_size // n
-        jobs[alone(share), 1, 1] = lambda share=share: run("single_gpu.py", 1, args, share)
-        jobs[alone(share), n, n] = lambda n=n, share=share: run_apart(n, args, share)
+        jobs[alone(share), 1, 1] = partial(run, "single_gpu.py", 1, args, share)
+        jobs[alone(share), n, n] = partial(run_apart, n, args, share)
     if 2 in args.gpus:
         jobs[ALL_REDUCE] = all_reduce
     return jobs
@@ -114,7 +115,7 @@ def all_reduce():
     with mp.Manager() as manager:
         results = manager.list()
         mp.spawn(time_all_reduce, (store.port, results), nprocs=2)
-        return dict(zip(("one number, s", "32 MB, s"), results))
+        return tuple(results)
 
 
 def time_all_reduce(rank, port, results):
@@ -169,12 +170,12 @@ def figures(row):
 
 def measure(args, jobs):
     """The runs of each job, a round of all jobs after the other."""
-    measured, begin, done = {job: [] for job in jobs}, time.perf_counter(), 0
+    measured, begin = {job: [] for job in jobs}, time.perf_counter()
+    done, total = 0, args.rounds * len(jobs)
     for number in range(1, args.rounds + 1):
         for job, start in jobs.items():
-            share = done / (args.rounds * len(jobs))
-            minutes = (time.perf_counter() - begin) / 60 * (1 / share - 1) if done else None
-            left = f", {minutes:.1f} minutes left" if done else ""
+            minutes = (time.perf_counter() - begin) / 60
+            left = f", {minutes / done * (total - done):.1f} minutes left" if done else ""
             print(f"round {number} of {args.rounds}: {job[0]}, processes: {job[1]}{left}",
                   file=sys.stderr, flush=True)
             measured[job].append(start())
@@ -201,11 +202,12 @@ def look_ahead(args, measured, size):
 
 def check_model(args, measured, size):
     """The model's efficiency of two processes here, beside the measured one, round by round."""
-    apart, times = measured[alone(args.batch_size // 2), 2, 2], measured[ALL_REDUCE]
+    apart = measured[alone(args.batch_size // 2), 2, 2]
     steps = [args.batch_size / run["samples/s"] for run in apart]
+    small, large = zip(*measured[ALL_REDUCE])
     # two processes: two latencies and the bytes once, in these measurements and in ring
-    sent = [ring(2, size, 2**25 / max(time["32 MB, s"] - time["one number, s"], 1e-9),
-                 time["one number, s"] / 2) for time in times]
+    sent = [ring(2, size, 2**25 / max(most - least, 1e-9), least / 2)
+            for least, most in zip(small, large)]
     plain, over = zip(*(efficiency(step, seconds, size) for step, seconds in zip(steps, sent)))
     efficiencies = {"model, without overlap": plain, "model, with overlap": over}
     for script in DDP_SCRIPTS:
@@ -213,12 +215,11 @@ def check_model(args, measured, size):
         efficiencies[f"measured, {script}"] = [
             run["samples/s"] / free["samples/s"] for run, free in zip(together, apart)]
     print("\nThe model checked, with two processes here against two that do not communicate:\n")
-    milliseconds = {"a step without communication, ms": steps, "communication, ms": sent,
-                    "all-reduce of one number, ms": [time["one number, s"] for time in times],
-                    "all-reduce of 32 MB, ms": [time["32 MB, s"] for time in times]}
+    seconds = {"a step without communication, ms": steps, "communication, ms": sent,
+               "all-reduce of one number, ms": small, "all-reduce of 32 MB, ms": large}
+    milliseconds = {name: [1000 * value for value in values] for name, values in seconds.items()}
     table(["", "median and range"],
-          [*([name, spread([1000 * value for value in values], 2)]
-             for name, values in milliseconds.items()),
+          [*([name, spread(values, 2)] for name, values in milliseconds.items()),
            *([f"efficiency: {name}", spread(values, 2)] for name, values in efficiencies.items())])
     return {**milliseconds, "efficiency": efficiencies}
 
