@@ -57,7 +57,7 @@ def load_data(name, data_dir):
         patterns = draw(-8, 9, (10, 3, 4, 4)).repeat_interleave(8, 2).repeat_interleave(8, 3)
         labels = draw(10, (4349,)).long()
         data = TensorDataset((patterns[labels] + draw(-36, 37, (4349, 3, 32, 32))) / 4, labels)
-        return Subset(data, range(3840)), Subset(data, range(3840, 4349))
+        return Subset(data, range(3840)), Subset(data, range(3840, len(data)))
     from torchvision import datasets
     from torchvision.transforms import v2
     transform = v2.Compose([v2.RGB(), v2.Resize((32, 32)), v2.ToImage(),

@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 
-KEYS = {"tab": "\ue004", "enter": "\ue007"}
+KEYS = {"tab": "\ue004"}
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever the environment says
 
 
@@ -49,10 +49,13 @@ class Browser:
             time.sleep(0.02)
         return value
 
+    def element(self, selector):
+        found, = self.send("POST", "/element", {"using": "css selector", "value": selector}).values()
+        return f"/element/{found}"
+
     def click(self, selector):
         """As a reader does: in the middle of what is in view there."""
-        element, = self.send("POST", "/element", {"using": "css selector", "value": selector}).values()
-        self.send("POST", f"/element/{element}/click")
+        self.send("POST", self.element(selector) + "/click")
 
     def press(self, *keys):
         presses = [{"type": kind, "value": KEYS.get(key, key)} for key in keys for kind in ("keyDown", "keyUp")]

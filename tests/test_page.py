@@ -56,9 +56,17 @@ def link(left, right):
     return f"#{left}..{right}".replace(".py", "")
 
 
+def wait_for_pair(browser, left, right):
+    browser.wait_for(f"return document.getElementById('pair').textContent == '{left} → {right}'")
+
+
 def show(browser, left, right):
     browser.run("location.hash = arguments[0]", link(left, right))
-    browser.wait_for(f"return document.getElementById('pair').textContent == '{left} → {right}'")
+    wait_for_pair(browser, left, right)
+
+
+def as_text(lines):
+    return "".join(line["text"] + "\n" for line in lines)
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +96,7 @@ def numbers_by_diff(left, right):
 
 
 def words(markdown):
-    text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", markdown).replace("`", "")
-    return " ".join(text.split())
+    return " ".join(re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", markdown).replace("`", "").split())
 
 
 def reasons_in_readme(old, new):
@@ -107,7 +114,7 @@ def test_every_pair_holds_both_files_whole(shown):
         assert page["title"] == f"{left} → {right}"
         assert page["pickers"] == [left, right]
         for name, lines in ((left, page["left"]), (right, page["right"])):
-            assert "".join(line["text"] + "\n" for line in lines) == FILES[name]
+            assert as_text(lines) == FILES[name]
             assert [line["number"] for line in lines] == list(range(1, len(lines) + 1))
 
 
@@ -176,7 +183,7 @@ def test_every_link_has_a_target(browser):
 
 def test_links_pickers_keys_of_the_browser_and_address_stay_in_step(browser):
     def showing(left, right):
-        browser.wait_for(f"return document.getElementById('pair').textContent == '{left} → {right}'")
+        wait_for_pair(browser, left, right)
         assert browser.run("return ['left', 'right'].map(id => document.getElementById(id).value)") == [left, right]
         assert browser.run("return document.title").startswith(f"{left} → {right}")
 
@@ -208,7 +215,7 @@ def test_links_pickers_keys_of_the_browser_and_address_stay_in_step(browser):
     browser.open(PAGE.as_uri() + "#dp..dp")
     showing("dp.py", "dp.py")
     assert browser.run(SHOWN)["summary"] == "No difference: both sides are dp.py."
-    assert "".join(line["text"] + "\n" for line in browser.run(SHOWN)["left"]) == FILES["dp.py"]
+    assert as_text(browser.run(SHOWN)["left"]) == FILES["dp.py"]
 
 
 def test_keys_go_to_the_next_and_the_previous_change(browser):
@@ -249,7 +256,7 @@ def test_copy_gives_a_file_and_the_new_lines_byte_for_byte(clipboard, browser):
         assert copied("#copy-right") == FILES[right]
         for number, hunk in list(enumerate(browser.run(SHOWN)["hunks"], start=1))[-4:]:
             if hunk["right"]:
-                lines = "".join(line["text"] + "\n" for line in hunk["right"])
+                lines = as_text(hunk["right"])
                 assert copied(f".hunk:has(#change-{number}) button") == lines and lines in FILES[right]
             else:
                 assert browser.run(f"return document.querySelector('.hunk:has(#change-{number}) button').disabled")
@@ -417,7 +424,7 @@ def test_the_page_is_one_small_file(browser):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with contextlib.closing(server.socket):
         browser.open(f"http://127.0.0.1:{server.server_port}/docs/index.html#dp..multinode")
-        browser.wait_for("return document.getElementById('pair').textContent == 'dp.py → multinode.py'")
+        wait_for_pair(browser, "dp.py", "multinode.py")
         browser.click("nav a")
         browser.click("#copy-left")
         browser.press("n")
@@ -431,8 +438,7 @@ def test_without_javascript_a_sentence_points_to_readme(browser):
     browser.devtools("Emulation.setScriptExecutionDisabled", value=True)
     try:
         browser.open(PAGE.as_uri())
-        element, = browser.send("POST", "/element", {"using": "css selector", "value": "noscript p"}).values()
-        assert "README.md" in browser.send("GET", f"/element/{element}/text")
+        assert "README.md" in browser.send("GET", browser.element("noscript p") + "/text")
     finally:
         browser.devtools("Emulation.setScriptExecutionDisabled", value=False)
 

@@ -1,9 +1,10 @@
 """Brings README.md's diffs and docs/index.html up to date: python tools/render.py [--check]
 
 A diff in README stands between `<!-- diff OLD NEW 1 -->` and `<!-- end -->`: the first hunk, or
-`2-4`, or with no number all hunks. The text below, to the next place or heading, is the reason, which the
-page shows too. Which reason belongs under which hunk is for a person to say: where hunks come, go
-or become others, this fails and writes nothing. A new or changed place begins as an empty one.
+`2-4`, or with no number all hunks. The text below, to the next place or heading, is the reason,
+which the page shows too. Which reason belongs under which hunk is for a person to say: where hunks
+come, go or become others, this fails and writes nothing. A new or changed place begins as an empty
+one.
 """
 import difflib
 import html
@@ -116,7 +117,7 @@ def coloured(text):
                 lines[-1][-1][1] += piece
             elif piece:
                 lines[-1].append([colour, piece])
-    return lines[:-1]
+    return [tuple(map(tuple, line)) for line in lines[:-1]]
 
 
 def marks(old, new, hunk):
@@ -169,8 +170,7 @@ def page(readme):
     lines = {name: text.splitlines() for name, text in texts.items()}
     numbers, files = {}, {}  # a line that stands in several files is written once
     for name, text in texts.items():
-        pieces = [json.dumps(line) for line in coloured(text)]
-        files[name] = [numbers.setdefault(line, len(numbers)) for line in pieces]
+        files[name] = [numbers.setdefault(line, len(numbers)) for line in coloured(text)]
     steps, reasons, reason_of = {}, [], {}
     for old, new in ARROWS:
         steps[old, new] = hunks(lines[old], lines[new])
@@ -178,7 +178,7 @@ def page(readme):
     for _, old, new, first, last, _, _, text in REASON.findall(readme):
         if (old, new) in ARROWS:
             for hunk in range(int(first or 1) - 1, int(last or first or len(steps[old, new]))):
-                reason_of[old, new, hunk] = len(reasons)
+                reason_of[old, new, hunk] = reason_of[new, old, hunk] = len(reasons)
             reasons.append((old, new, as_html(text)))
     pairs = {}
     for old, new in itertools.permutations(SCRIPTS, 2):
@@ -189,15 +189,12 @@ def page(readme):
                       for place in changed_at(way, line, steps)}
             places |= {(len(way) - 2 - step, place) for line in range(new_start, new_stop)
                        for step, place in changed_at(way[::-1], line, steps)}
-            why = []
-            for step, place in sorted(places):
-                arrow = tuple(way[step:step + 2])
-                along = arrow in ARROWS
-                why.append((reason_of[(*(arrow if along else arrow[::-1]), place)], along))
+            along = list(itertools.pairwise(way))
+            why = [(reason_of[(*along[step], place)], along[step] in ARROWS)
+                   for step, place in sorted(places)]
             pairs.setdefault(f"{old} {new}", []).append(
                 [*hunk, list(dict.fromkeys(why)), marks(lines[old], lines[new], hunk)])
-    values = {"files": files, "lines": [json.loads(line) for line in numbers], "reasons": reasons,
-              "pairs": pairs}
+    values = {"files": files, "lines": [*numbers], "reasons": reasons, "pairs": pairs}
 
     def rows(name):  # a row for each entry, so that a diff of the page can be read
         entries = values[name].items() if isinstance(values[name], dict) else values[name]
