@@ -10,7 +10,7 @@ import utils
 
 def train_epoch(model, loader, optimizer, device):
     model.train()
-    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples; no sync in the loop
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples; read once an epoch
     for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         loss = F.cross_entropy(model(images), labels)
@@ -34,13 +34,13 @@ def evaluate(model, loader, device):
 
 
 def main(args):
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(args.device)
     print(f"processes: 1, device: {device}, batch: {args.batch_size}", flush=True)
     train_set, val_set = utils.load_data(args.dataset, args.data_dir)
     sampler = RandomSampler(train_set, generator=torch.Generator())
-    options = dict(batch_size=args.batch_size, worker_init_fn=utils.end_with_parent,
-                   num_workers=args.workers, persistent_workers=args.workers > 0,
-                   generator=torch.Generator().manual_seed(0), pin_memory=device.type == "cuda")
+    options = dict(batch_size=args.batch_size, num_workers=args.workers,
+                   generator=torch.Generator().manual_seed(0),
+                   persistent_workers=args.workers > 0, pin_memory=device.type != "cpu")
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
     val_loader = DataLoader(val_set, **options)
 
@@ -55,17 +55,17 @@ def main(args):
         optimizer.param_groups[0]["lr"] = args.lr  # the command line's counts, not the file's
         epochs_done = checkpoint["epoch"]
     # Slow: one GIL drives all GPUs; each step copies the model to them, their outputs to the first.
-    model = torch.nn.DataParallel(model)
+    parallel = model if device.type == "cpu" else torch.nn.DataParallel(model)
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
         sampler.generator.manual_seed(epoch)  # another order each epoch, also after a restart
         torch.manual_seed(epoch)  # dropout too: a resumed run draws what the unbroken one drew
-        loss = train_epoch(model, train_loader, optimizer, device)
+        loss = train_epoch(parallel, train_loader, optimizer, device)
         accuracy = evaluate(model, val_loader, device)
         utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)
         if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
-            utils.save_checkpoint(args, model.module.state_dict(), optimizer.state_dict(), epoch)
+            utils.save_checkpoint(args, model.state_dict(), optimizer.state_dict(), epoch)
 
 
 if __name__ == "__main__":

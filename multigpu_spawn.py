@@ -6,6 +6,7 @@ import time
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before the group is made: imported later it would keep it alive
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -16,19 +17,19 @@ import utils
 
 def ddp_setup(local_rank, args):
     device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())  # gloo may share one
-        torch.cuda.set_device(device)  # first of all: without it each process also uses GPU 0
+    if args.device != "cpu":  # one for each process; with gloo several may share one
+        device = torch.device(args.device, local_rank % torch.accelerator.device_count())
+        torch.accelerator.set_device_index(device)  # first of all: else each process uses GPU 0 too
     rank, world_size = args.node_rank * args.gpus + local_rank, args.nodes * args.gpus
     store = dist.TCPStore(args.master_addr, args.master_port)
     dist.init_process_group(args.backend, store=store, rank=rank, world_size=world_size,
-                            device_id=device if args.backend == "nccl" else None)
+                            device_id=device if args.backend != "gloo" else None)
     return device
 
 
 def train_epoch(model, loader, optimizer, device):
     model.train()
-    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples; no sync in the loop
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples; read once an epoch
     for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         loss = F.cross_entropy(model(images), labels)
@@ -54,7 +55,8 @@ def evaluate(model, loader, device):
 
 
 def main(local_rank, args):
-    utils.end_with_parent()  # mp.spawn's own guard is Linux only, and starts after the imports
+    if not mp.parent_process().is_alive():
+        return  # it was killed while this process imported torch: mp.spawn's own guard came later
     device = ddp_setup(local_rank, args)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if rank == 0:
@@ -63,15 +65,15 @@ def main(local_rank, args):
     train_set, val_set = utils.load_data(args.dataset, args.data_dir)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
     sampler = DistributedSampler(train_set, drop_last=True)
-    options = dict(batch_size=args.batch_size // world_size, worker_init_fn=utils.end_with_parent,
-                   num_workers=args.workers, persistent_workers=args.workers > 0,
-                   generator=torch.Generator().manual_seed(rank), pin_memory=device.type == "cuda")
+    options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
+                   generator=torch.Generator().manual_seed(rank),
+                   persistent_workers=args.workers > 0, pin_memory=device.type != "cpu")
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
     val_loader = DataLoader(val_set, **options)
 
     torch.manual_seed(0)
     model = utils.build_model(args.model).to(device)
-    if device.type == "cuda":  # BatchNorm over the whole batch; torch has no such layer for CPUs
+    if device.type != "cpu":  # BatchNorm over the whole batch; torch has no such layer for CPUs
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     epochs_done = 0
@@ -99,7 +101,6 @@ def main(local_rank, args):
         if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
             utils.save_checkpoint(args, model.module.state_dict(), optimizer.state_dict(), epoch)
 
-    dist.barrier()  # without it gloo aborts one exit in ten (pytorch/pytorch issue 190489)
     dist.destroy_process_group()
 
 
@@ -107,7 +108,6 @@ if __name__ == "__main__":
     args = utils.parse_args(__doc__, spawn=True)
     utils.check_run(args, args.nodes * args.gpus, args.node_rank)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // args.gpus)))
-    if args.node_rank == 0:  # where all processes find each other; kept open, so no job can take it
-        store = dist.TCPStore(args.master_addr, args.master_port, is_master=True)
-        args.master_port = store.port
+    store = dist.TCPStore(args.master_addr, args.master_port, is_master=args.node_rank == 0)
+    args.master_port = store.port  # all processes meet there; kept open, so no job can take it
     mp.spawn(main, (args,), nprocs=args.gpus)

@@ -7,6 +7,7 @@ import time
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before the group is made: imported later it would keep it alive
 import torch.nn.functional as F
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -17,16 +18,16 @@ import utils
 
 def ddp_setup(local_rank, args):
     device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())  # gloo may share one
-        torch.cuda.set_device(device)  # first of all: without it each process also uses GPU 0
-    dist.init_process_group(args.backend, device_id=device if args.backend == "nccl" else None)
+    if args.device != "cpu":  # one for each process; with gloo several may share one
+        device = torch.device(args.device, local_rank % torch.accelerator.device_count())
+        torch.accelerator.set_device_index(device)  # first of all: else each process uses GPU 0 too
+    dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None)
     return device
 
 
 def train_epoch(model, loader, optimizer, device):
     model.train()
-    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples; no sync in the loop
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples; read once an epoch
     for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         loss = F.cross_entropy(model(images), labels)
@@ -61,15 +62,15 @@ def main(local_rank, args):
     train_set, val_set = utils.load_data(args.dataset, args.data_dir)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
     sampler = DistributedSampler(train_set, drop_last=True)
-    options = dict(batch_size=args.batch_size // world_size, worker_init_fn=utils.end_with_parent,
-                   num_workers=args.workers, persistent_workers=args.workers > 0,
-                   generator=torch.Generator().manual_seed(rank), pin_memory=device.type == "cuda")
+    options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
+                   generator=torch.Generator().manual_seed(rank),
+                   persistent_workers=args.workers > 0, pin_memory=device.type != "cpu")
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
     val_loader = DataLoader(val_set, **options)
 
     torch.manual_seed(0)
     model = utils.build_model(args.model).to(device)
-    if device.type == "cuda":  # BatchNorm over the whole batch; torch has no such layer for CPUs
+    if device.type != "cpu":  # BatchNorm over the whole batch; torch has no such layer for CPUs
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     epochs_done = 0
@@ -97,7 +98,6 @@ def main(local_rank, args):
         if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
             utils.save_checkpoint(args, model.module.state_dict(), optimizer.state_dict(), epoch)
 
-    dist.barrier()  # without it gloo aborts one exit in ten (pytorch/pytorch issue 190489)
     dist.destroy_process_group()
 
 
@@ -106,5 +106,5 @@ if __name__ == "__main__":
     utils.check_torchrun(__doc__)
     local_rank = int(os.environ["LOCAL_RANK"])
     if local_rank == 0:  # the others wait for it in init_process_group
-        utils.check_run(args, int(os.environ["WORLD_SIZE"]))
+        utils.check_run(args, int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]))
     main(local_rank, args)

@@ -20,9 +20,11 @@ SCRIPTS = ["single_gpu.py", "dp.py", "multigpu_spawn.py", *BY_TORCHRUN]
 FIGURES = re.compile(r"epoch +(\d+)/\d+ \| loss (\S+) \| accuracy (\S+)% \| \S+ samples/s \| \d+:\d\d left")
 
 
-def command(script, *arguments, processes=2, torchrun=()):
-    """The command line that starts a script; processes=None leaves out what says how many."""
+def command(script, *arguments, processes=2, torchrun=(), device="cpu"):
+    """The command line that starts a script; None leaves out what says how many processes, or on which device."""
     line, arguments = [sys.executable], [str(argument) for argument in arguments]
+    if device:
+        arguments += ["--device", device]
     if script in BY_TORCHRUN and processes:
         line += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *torchrun]
     if script == "multigpu_spawn.py" and processes:
@@ -120,8 +122,8 @@ class Job:
         self.process.wait()
 
 
-def start(script, *arguments, cwd, processes=2, torchrun=(), **env):
-    return Job(command(script, *arguments, processes=processes, torchrun=torchrun), cwd, **env)
+def start(script, *arguments, cwd, processes=2, torchrun=(), device="cpu", **env):
+    return Job(command(script, *arguments, processes=processes, torchrun=torchrun, device=device), cwd, **env)
 
 
 def run(script, *arguments, cwd, status=0, timeout=120, **options):

@@ -73,7 +73,7 @@ def test_a_signal_ends_every_process_within_seconds(tmp_path):
                 assert job.process.poll() is None
         (os.killpg if whom == "all" else os.kill)(job.process.pid, what)
         try:
-            job.wait_until_gone(4 if script == "single_gpu.py" else 10)  # torch's own watchdog takes 5
+            job.wait_until_gone(10)  # torch's own watch over loader workers takes five seconds
         finally:
             assert job.wait() != 0, case
     two_at_a_time(end, *ENDINGS)
@@ -86,3 +86,20 @@ def test_the_older_launcher_works_with_and_without_use_env(tmp_path):
         assert job.wait() == 0, job.stderr
         assert list(figures(job)) == [1] and "processes: 2," in job.stdout
     two_at_a_time(launch, [], ["--use-env"])
+
+
+def test_nothing_of_gloo_is_left_when_main_has_returned(tmp_path, customize):
+    """A thread of it that outlives the group may abort the process at its exit, after good training."""
+    at_exit = customize("""
+import atexit, glob, os
+def name_threads():
+    with open(f"{os.environ['THREADS']}/{os.getpid()}", "w") as file:
+        file.writelines(open(thread).read() for thread in glob.glob("/proc/self/task/*/comm"))
+atexit.register(name_threads)
+""")
+    for job in run_all(*[(script, 1, dict(cwd=tmp_path, THREADS=str(tmp_path), **at_exit))
+                         for script in ("multigpu_spawn.py", "multigpu_torchrun.py")]):
+        assert job.stderr == ""
+    threads = [file.read_text() for file in tmp_path.iterdir() if file.name.isdecimal()]
+    assert len(threads) >= 2 * 3  # of the starting processes too
+    assert "gloo" not in "".join(threads)

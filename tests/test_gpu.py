@@ -16,12 +16,12 @@ def test_each_script_trains_on_the_gpu(tmp_path, customize):
     environment = dict(cwd=tmp_path, **customize(WITHOUT_TF32))
     printed = []
     for script in SCRIPTS:
-        job = run(script, 20, processes=1, **environment)
+        job = run(script, 20, processes=1, device=None, **environment)
         assert "device: cuda" in job.stdout and job.stderr == ""
         assert "backend: nccl" in job.stdout or not script.startswith("multi")
         printed.append(figures(job))
     printed.append(figures(run("multigpu_torchrun.py", 20, "--backend", "gloo", "--checkpoint", "shared.pt",
-                               **environment)))
+                               device=None, **environment)))
     for other in printed[1:]:
         for epoch, (loss, accuracy) in printed[0].items():
             assert other[epoch] == (pytest.approx(loss, abs=1e-2), pytest.approx(accuracy, abs=1))
@@ -29,26 +29,50 @@ def test_each_script_trains_on_the_gpu(tmp_path, customize):
 
 def test_batch_norm_is_over_the_batch_of_both_processes(tmp_path, customize):
     environment = dict(cwd=tmp_path, **customize(WITHOUT_TF32))
-    one = figures(run("single_gpu.py", 1, "--model", "resnet18", **environment))
-    two = figures(run("multigpu_torchrun.py", 1, "--model", "resnet18", "--backend", "gloo", **environment))
+    one = figures(run("single_gpu.py", 1, "--model", "resnet18", device=None, **environment))
+    two = figures(run("multigpu_torchrun.py", 1, "--model", "resnet18", "--backend", "gloo", device=None, **environment))
     assert two[1][0] == pytest.approx(one[1][0], abs=5e-2)
     saved = [load(tmp_path / f"{name}.pt")["model"]["bn1.running_mean"]
              for name in ("single_gpu", "multigpu_torchrun")]
     torch.testing.assert_close(*saved, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a GPU for each of two processes")
+def test_two_processes_with_nccl_train_as_one_does(tmp_path, customize):
+    environment = dict(cwd=tmp_path, device=None, **customize(WITHOUT_TF32))
+    one = figures(run("single_gpu.py", 20, **environment))
+    for script in ("multigpu_spawn.py", "multigpu_torchrun.py"):
+        job = run(script, 20, **environment)
+        assert "processes: 2, device: cuda, backend: nccl" in job.stdout and job.stderr == ""
+        for epoch, (loss, accuracy) in one.items():
+            assert figures(job)[epoch] == (pytest.approx(loss, abs=1e-2), pytest.approx(accuracy, abs=1))
+
+
+def test_the_cpu_can_be_asked_for_and_goes_on_where_the_gpu_stopped(tmp_path):
+    for script in SCRIPTS:
+        on_gpu = run(script, 1, "--checkpoint", f"{script}.pt", processes=1, device=None, cwd=tmp_path)
+        on_cpu = run(script, 2, "--checkpoint", f"{script}.pt", cwd=tmp_path)
+        assert "device: cuda" in on_gpu.stdout and "device: cpu" in on_cpu.stdout
+        assert "backend: gloo" in on_cpu.stdout or not script.startswith("multi")
+        assert list(figures(on_cpu)) == [2]
+
+
 def test_no_step_waits_for_the_device(tmp_path, customize):
-    """Between two batches torch is told to raise where the host waits for the GPU."""
+    """From the third step on torch is told to raise where the host waits for the GPU between two batches.
+
+    Before that DDP does wait: after the first step it rebuilds its buckets.
+    """
     environment = customize(WITHOUT_TF32 + """
 from torch.utils.data import DataLoader
-iterate = DataLoader.__iter__
+iterate, steps = DataLoader.__iter__, []
 def watched(self):
     for images, labels in iterate(self):
         assert images.is_pinned() and labels.is_pinned()
-        torch.cuda.set_sync_debug_mode("error")
+        steps.append(self)
+        torch.cuda.set_sync_debug_mode("error" if len(steps) > 2 else "default")
         yield images, labels
         torch.cuda.set_sync_debug_mode("default")
 DataLoader.__iter__ = watched
 """)
     for script in ("single_gpu.py", "multigpu_torchrun.py"):
-        run(script, 2, processes=1, cwd=tmp_path, **environment)
+        run(script, 2, processes=1, device=None, cwd=tmp_path, **environment)

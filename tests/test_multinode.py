@@ -21,7 +21,7 @@ def torchrun(hosts, *words, **env):
     """The same line on each host, given up to None as torchrun's and from there on as the script's."""
     place = words.index(None)
     return [host.start(sys.executable, "-m", "torch.distributed.run", *words[:place], ROOT / "multinode.py",
-                       *words[place + 1:], **env) for host in hosts]
+                       "--device", "cpu", *words[place + 1:], **env) for host in hosts]
 
 
 def c10d(host, port=29400):
@@ -48,7 +48,7 @@ def test_two_hosts_end_with_the_weights_of_one_device_however_they_are_started(h
                          f"--master_addr={a.address}", None, *options, **float64)[0] for rank, host in enumerate(hosts)]
 
     def spawn(*options):
-        return [host.start(sys.executable, ROOT / "multigpu_spawn.py", "-n", 2, "-g", 1, "-nr", rank, *options,
+        return [host.start(sys.executable, ROOT / "multigpu_spawn.py", "--device", "cpu", "-n", 2, "-g", 1, "-nr", rank, *options,
                            MASTER_ADDR=a.address, MASTER_PORT="29501", **float64) for rank, host in enumerate(hosts)]
 
     def train(way):
@@ -61,22 +61,23 @@ def test_two_hosts_end_with_the_weights_of_one_device_however_they_are_started(h
     two_at_a_time(train, plain, static, spawn)
 
 
-def test_all_go_on_from_the_newest_checkpoint_that_any_host_holds(hosts, tmp_path, float64):
+def test_rank_0_alone_reads_the_checkpoint_and_sends_it_to_hosts_that_hold_none_or_an_old_one(hosts, tmp_path, float64):
     unbroken, *_ = run_all(*[("single_gpu.py", epochs, "--checkpoint", f"{epochs}.pt", dict(cwd=tmp_path, **float64))
-                             for epochs in (3, 2, 1)])
+                             for epochs in (3, 2)])
 
     def go_on(name, port, *held):
         for host, epochs in zip(hosts, held):
             if epochs:
                 shutil.copy(tmp_path / f"{epochs}.pt", host.folder / name)
         jobs = torchrun(hosts, "--nnodes=2", "--max-restarts=1", *c10d(hosts[1], port), None, 3, "--checkpoint", name, **float64)
-        assert end(jobs) == {3: figures(unbroken)[3]}
-        for host, epochs, job_there in zip(hosts, held, jobs):
-            assert (f"{name}: {epochs} of 3 epochs are done" in job_there.stdout) == (epochs > 0)
+        assert end(jobs) == {epoch: figures(unbroken)[epoch] for epoch in range(held[0] + 1, 4)}
+        assert jobs[0].stdout.count(f"{name}: {held[0]} of 3 epochs are done") == (held[0] > 0)
+        assert jobs[1].stdout == ""
+        for host, job_there in zip(hosts, jobs):
             assert "--max-restarts will hardly recover" in job_there.stderr  # each host says what it lacks
             assert not list(host.folder.glob("*.tmp"))
 
-    two_at_a_time(lambda case: go_on(*case), ("older.pt", 29400, 1, 2), ("none.pt", 29401, 0, 2))
+    two_at_a_time(lambda case: go_on(*case), ("alone.pt", 29400, 2, 0), ("stale.pt", 29401, 0, 2))
 
 
 def test_a_worker_killed_on_the_host_without_rank_0_costs_no_bit(hosts):

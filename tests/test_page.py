@@ -1,4 +1,4 @@
-"""docs/index.html shows what is so, in a real browser: the files, their differences, README's reasons."""
+"""docs/index.html shows what is so, in a real browser: the files, their differences, the reasons."""
 import contextlib
 import functools
 import http.server
@@ -14,7 +14,7 @@ from browser import chromium
 from launch import ROOT, SCRIPTS
 
 PAGE = ROOT / "docs/index.html"
-README = (ROOT / "README.md").read_text()
+CHANGES = (ROOT / "docs/changes.md").read_text()
 FILES = {script: (ROOT / script).read_text() for script in SCRIPTS}
 PAIRS = list(itertools.permutations(SCRIPTS, 2))
 WIDTHS = [320, 390, 768, 800, 1024, 1280, 1440, 1920]
@@ -100,10 +100,10 @@ def words(markdown):
 
 
 def reasons_in_readme(old, new):
-    """By README alone: the words under each hunk of an arrow."""
+    """By docs/changes.md alone: the words under each hunk of an arrow."""
     found = {}
     place = rf"<!-- diff {old} {new} (\d+)(?:-(\d+))? -->.*?<!-- end -->(.*?)(?=<!-- diff|\n#)"
-    for first, last, text in re.findall(place, README, re.DOTALL):
+    for first, last, text in re.findall(place, CHANGES, re.DOTALL):
         for number in range(int(first), int(last or first) + 1):
             found[number] = words(text)
     return found
@@ -434,11 +434,11 @@ def test_the_page_is_one_small_file(browser):
             if url.startswith("http")] == ["docs/index.html"]
 
 
-def test_without_javascript_a_sentence_points_to_readme(browser):
+def test_without_javascript_a_sentence_points_to_the_chapter(browser):
     browser.devtools("Emulation.setScriptExecutionDisabled", value=True)
     try:
         browser.open(PAGE.as_uri())
-        assert "README.md" in browser.send("GET", browser.element("noscript p") + "/text")
+        assert "changes.md" in browser.send("GET", browser.element("noscript p") + "/text")
     finally:
         browser.devtools("Emulation.setScriptExecutionDisabled", value=False)
 

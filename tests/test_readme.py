@@ -1,4 +1,4 @@
-"""README says what is so: its diffs are the files', its commands exist, its own script trains alike."""
+"""README and its chapters say what is so: diffs are the files', commands exist, links lead somewhere."""
 import functools
 import os
 import re
@@ -9,15 +9,18 @@ import sys
 import pytest
 from launch import ROOT, SCRIPTS, Job, two_at_a_time
 
-README = (ROOT / "README.md").read_text()
+CHAPTERS = {file: file.read_text() for file in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))}
+CHANGES = CHAPTERS[ROOT / "docs/changes.md"]
+OWN_SCRIPTS = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "docs").glob("own_*.py"))
 
 
 def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    text = "\n".join(CHAPTERS.values())
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def commands():
-    """The command lines in README's blocks and in the scripts' docstrings."""
+    """The command lines in the chapters' blocks and in the scripts' docstrings."""
     texts = [*blocks("sh"), *((ROOT / script).read_text().split('"""')[1] for script in SCRIPTS)]
     lines = "\n".join(texts).replace("\\\n", "").splitlines()
     starts = [re.search(r"(\w+=\S* )*(\S*/)?(python3?|torchrun) .*", line) for line in lines]
@@ -37,7 +40,7 @@ for name in sys.argv[1:]:
         else:
             runpy.run_path(name, run_name="__main__")
 """
-    names = [*SCRIPTS, "docs/own_script.py", "docs/own_script_ddp.py", "torchrun"]
+    names = [*SCRIPTS, *OWN_SCRIPTS, "torchrun"]
     text = subprocess.run([sys.executable, "-c", ask, *names], cwd=ROOT, timeout=120, check=True,
                           capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."}).stdout
     helps = dict(part.split("\n", 1) for part in text.split("HELP OF ")[1:])
@@ -50,11 +53,33 @@ def given(words):
 
 def test_diffs_are_those_of_the_files():
     for arrow in ["single_gpu.py dp.py", "single_gpu.py multigpu_spawn.py",
-                  "multigpu_spawn.py multigpu_torchrun.py", "multigpu_torchrun.py multinode.py", "docs/own_script.py docs/own_script_ddp.py"]:
-        assert f"<!-- diff {arrow}" in README
+                  "multigpu_spawn.py multigpu_torchrun.py", "multigpu_torchrun.py multinode.py"]:
+        assert f"<!-- diff {arrow}" in CHANGES
     done = subprocess.run([sys.executable, ROOT / "tools/render.py", "--check"], timeout=60,
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def anchors(text):
+    """The places that GitHub makes of a text's headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_between_the_chapters_leads_to_a_file_and_a_heading():
+    found = [(file, *link) for file, text in CHAPTERS.items()
+             for link in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text)]
+    assert len(found) > 20
+    for file, path, anchor in found:
+        target = (file.parent / path).resolve() if path else file
+        assert target.exists(), (file, path)
+        assert not anchor or anchor in anchors(target.read_text()), (file, path, anchor)
+
+
+def test_the_front_door_is_short_and_leads_to_every_chapter():
+    readme = CHAPTERS[ROOT / "README.md"]
+    assert readme.count("\n") <= 250
+    assert all(f"]({file.relative_to(ROOT)})" in readme for file in CHAPTERS if file != ROOT / "README.md")
 
 
 def test_every_command_names_files_and_options_that_exist():
@@ -77,8 +102,8 @@ def test_every_command_names_files_and_options_that_exist():
 
 
 def test_no_command_restarts_without_what_restarts_need():
-    docs = "\n".join((ROOT / script).read_text() for script in [*SCRIPTS, "docs/own_script_ddp.py"])
-    lines = [line for line in (README + docs).replace("\\\n", "").splitlines()
+    docs = "\n".join([*CHAPTERS.values(), *((ROOT / script).read_text() for script in [*SCRIPTS, *OWN_SCRIPTS])])
+    lines = [line for line in docs.replace("\\\n", "").splitlines()
              if re.search(r"torchrun .*--max.restarts\S* .*\.py", line)]
     assert len(lines) >= 3
     for line in lines:
@@ -115,16 +140,16 @@ def test_own_script_prints_the_same_losses_under_torchrun_and_resumes(tmp_path):
 
 @pytest.mark.parametrize("change, says", [
     ("<!-- diff single_gpu.py dp.py 3 -->", "shows 2 hunks of single_gpu.py -> dp.py, which has 3"),
-    ("+    model = torch.nn.DataParallel(model)", "hunk 2 of single_gpu.py -> dp.py is not what")],
+    ("+    parallel = model", "hunk 2 of single_gpu.py -> dp.py is not what")],
     ids=["a hunk more", "another hunk"])
 def test_render_refuses_to_put_another_hunk_over_a_reason(change, says, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools")
     import render
     if change.startswith("<"):
-        text = README.replace(change, "")
+        text = CHANGES.replace(change, "")
     else:
-        start = README.index("<!-- diff single_gpu.py dp.py 2 -->")
-        end = README.index("<!-- end -->", start)
-        text = README[:start] + "<!-- diff single_gpu.py dp.py 2 -->\n+another line\n" + README[end:]
+        start = CHANGES.index("<!-- diff single_gpu.py dp.py 2 -->")
+        end = CHANGES.index("<!-- end -->", start)
+        text = CHANGES[:start] + "<!-- diff single_gpu.py dp.py 2 -->\n+another line\n" + CHANGES[end:]
     with pytest.raises(SystemExit, match=re.escape(says)):
         render.render(text)

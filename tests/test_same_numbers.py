@@ -75,7 +75,7 @@ import zlib
 import torch
 forward = torch.nn.Dropout.forward
 def logged(self, images):
-    if self.training and not images.is_meta:  # the mask follows from the generator's state
+    if self.training:  # the mask follows from the generator's state
         with open(f"{os.environ['DRAWS']}/{os.getpid()}", "a") as file:
             file.write(f"{zlib.crc32(torch.get_rng_state().numpy())}\\n")
     return forward(self, images)
@@ -85,7 +85,7 @@ torch.nn.Dropout.forward = logged
 
 def test_dropout_differs_by_rank_and_a_resumed_run_is_the_unbroken_one(tmp_path, customize, fashion_mnist):
     script = "multigpu_torchrun.py"
-    options = ["--model", "squeezenet1_1", "--dataset", "FashionMNIST", "--data-dir", fashion_mnist(480, 20),
+    options = ["--model", "mobilenet_v3_small", "--dataset", "FashionMNIST", "--data-dir", fashion_mnist(480, 20),
                "--workers", 1]  # starting loader processes must not shift the random numbers
     draws = tmp_path / "draws"
     draws.mkdir()
@@ -97,6 +97,14 @@ def test_dropout_differs_by_rank_and_a_resumed_run_is_the_unbroken_one(tmp_path,
     drawn = [mask for file in draws.iterdir() for mask in file.read_text().split()]
     assert len(list(draws.iterdir())) == 2  # files, one a rank
     assert len(drawn) == len(set(drawn)) == 2 * 2 * 2  # ranks, epochs, steps
+
+
+def test_the_models_without_a_test_of_their_own_train_too(tmp_path, fashion_mnist):
+    data = fashion_mnist(16, 8)
+    for model in ("resnet50", "convnext_tiny", "vgg11"):
+        job = run("multigpu_torchrun.py", 1, "--model", model, "--batch-size", 8, "--dataset", "FashionMNIST", "--data-dir", data,
+                  "--checkpoint", f"{model}.pt", cwd=tmp_path)
+        assert 0 < figures(job)[1][0] < 10 and "saved" in job.stdout
 
 
 STATISTICS = """

@@ -267,14 +267,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
-    add("--gpus", type=utils.whole, nargs="+", metavar="N", help="numbers of processes, one for "
+    add("--gpus", type=utils.count, nargs="+", metavar="N", help="numbers of processes, one for "
         "each GPU, or where there is none on the CPU's cores (default: 1, 2, 4, … and all)")
     add("--model", default="cnn")
     add("--dataset", default="synthetic")
-    add("--batch-size", type=utils.whole, default=240, help="samples a step over all devices")
-    add("--epochs", type=utils.whole, default=200 if gpus else 12,
+    add("--batch-size", type=utils.count, default=240, help="samples a step over all devices")
+    add("--epochs", type=utils.count, default=200 if gpus else 12,
         help=f"of a run; {WARM_UP} of them warm up")
-    add("--rounds", type=utils.whole, default=3, help="of all the runs")
+    add("--rounds", type=utils.count, default=3, help="of all the runs")
     add("--network", type=float, default=25, help="for the look ahead: Gbit/s between devices")
     add("--latency", type=float, default=20, help="for the look ahead: microseconds a message")
     add("--output", type=Path, default=ROOT / "docs/benchmark", help="where .json and .svg go")

@@ -1,6 +1,6 @@
-"""Brings README.md's diffs and docs/index.html up to date: python tools/render.py [--check]
+"""Brings docs/changes.md and docs/index.html up to date: python tools/render.py [--check]
 
-A diff in README stands between `<!-- diff OLD NEW 1 -->` and `<!-- end -->`: the first hunk, or
+A diff in docs/changes.md stands between `<!-- diff OLD NEW 1 -->` and `<!-- end -->`: the first hunk, or
 `2-4`, or with no number all hunks. The text below, to the next place or heading, is the reason,
 which the page shows too. Which reason belongs under which hunk is for a person to say: where hunks
 come, go or become others, this fails and writes nothing. A new or changed place begins as an empty
@@ -18,7 +18,7 @@ from pygments import token
 from pygments.lexers import PythonLexer
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+CHANGES = ROOT / "docs/changes.md"
 PAGE = ROOT / "docs/index.html"
 TEMPLATE = ROOT / "tools/page.html"
 PLACE = re.compile(
@@ -84,7 +84,7 @@ def render(text):
         first = int(first or 1)
         after = show(old, new, found[first - 1:last]) if last <= len(found) else ""
         if first != shown.get(arrow, 0) + 1 or before.strip() and not alike(before, after):
-            sys.exit(f"README.md: hunk {first} of {arrow} is not what stands there: see to its "
+            sys.exit(f"docs/changes.md: hunk {first} of {arrow} is not what stands there: see to its "
                      "place and the reason under it, empty it and run python tools/render.py")
         shown[arrow] = last
         return f"{begin}```diff\n{after}\n```\n{end}"
@@ -92,15 +92,15 @@ def render(text):
     text = PLACE.sub(fill, text)
     for arrow, count in counts.items():
         if shown[arrow] != count:
-            sys.exit(f"README.md shows {shown[arrow]} hunks of {arrow}, which has {count}: add or "
+            sys.exit(f"docs/changes.md shows {shown[arrow]} hunks of {arrow}, which has {count}: add or "
                      "remove a place, with its reason, and run python tools/render.py")
     return text
 
 
 def as_html(text):
-    """README's Markdown, as far as its reasons use it: paragraphs, code and links."""
+    """The chapter's Markdown, as far as its reasons use it: paragraphs, code and links."""
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
-    text = re.sub(r"\[([^]]+)\]\(#[^)]+\)", r"\1", text)  # a place in README, not on the page
+    text = re.sub(r"\[([^]]+)\]\((?!http)[^)]+\)", r"\1", text)  # the page stands alone
     text = re.sub(r"\[([^]]+)\]\(([^)]+)\)", r'<a href="\2">\1</a>', text)
     return "".join(f"<p>{part}</p>" for part in text.strip().split("\n\n"))
 
@@ -164,8 +164,8 @@ def changed_at(files, line, steps):
     return []
 
 
-def page(readme):
-    """The page: its template with the files, what differs between any two, and README's reasons."""
+def page(chapter):
+    """The page: its template with the files, what differs between any two, and the chapter's reasons."""
     texts = {name: (ROOT / name).read_text() for name in SCRIPTS}
     lines = {name: text.splitlines() for name, text in texts.items()}
     numbers, files = {}, {}  # a line that stands in several files is written once
@@ -175,7 +175,7 @@ def page(readme):
     for old, new in ARROWS:
         steps[old, new] = hunks(lines[old], lines[new])
         steps[new, old] = [(*hunk[2:], *hunk[:2]) for hunk in steps[old, new]]
-    for _, old, new, first, last, _, _, text in REASON.findall(readme):
+    for _, old, new, first, last, _, _, text in REASON.findall(chapter):
         if (old, new) in ARROWS:
             for hunk in range(int(first or 1) - 1, int(last or first or len(steps[old, new]))):
                 reason_of[old, new, hunk] = reason_of[new, old, hunk] = len(reasons)
@@ -206,8 +206,8 @@ def page(readme):
 
 
 if __name__ == "__main__":
-    readme = render(README.read_text())
-    behind = [(file, text) for file, text in ((README, readme), (PAGE, page(readme)))
+    chapter = render(CHANGES.read_text())
+    behind = [(file, text) for file, text in ((CHANGES, chapter), (PAGE, page(chapter)))
               if not file.exists() or file.read_text() != text]
     if "--check" in sys.argv[1:]:
         sys.exit("\n".join(f"{file.relative_to(ROOT)} is behind: run python tools/render.py"
