@@ -36,6 +36,17 @@ def test_two_batch_jobs_at_once_both_train_and_a_requeued_one_goes_on_from_its_c
     assert "0.pt: " in outputs[0].read_text()  # so many epochs are done
 
 
+def test_the_batch_file_binds_its_processes_to_the_cores_it_asks_for_or_else_leaves_them_alone(slurm, folder):
+    """Set to 1 where nothing was asked for, it would leave all processes of a whole node on one core."""
+    (folder / "multinode.py").write_text("import os\nprint('cores:', os.environ.get('SRUN_CPUS_PER_TASK'))\n")
+    batch = (folder / "multinode.sbatch").read_text()
+    (folder / "whole_nodes.sbatch").write_text(batch.replace("#SBATCH --cpus-per-task", "##SBATCH --cpus-per-task"))
+    for file, cores in (("multinode.sbatch", 2), ("whole_nodes.sbatch", None)):
+        job = slurm.submit(file, cwd=folder, **PYTHON)
+        assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED"
+        assert (folder / f"multinode-{job}.out").read_text().count(f"cores: {cores}\n") == 4
+
+
 def test_srun_starts_the_script_itself(slurm, folder, float64, one_device):
     printed = slurm("srun", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1", "python", "multinode.py", 3, 2, "--device", "cpu",
                     cwd=folder, **PYTHON, **float64)

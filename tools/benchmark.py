@@ -1,5 +1,4 @@
-"""What each launch style costs on this machine, and whether more devices pay:
-python tools/benchmark.py
+"""What each launch style costs on this machine: python tools/benchmark.py
 
 It starts the scripts by their command lines and reads what they print. The rounds are interleaved,
 a figure is the median over them, and a ratio is taken within a round, because machines drift. Each
@@ -22,8 +21,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -33,8 +30,6 @@ DDP_SCRIPTS = ("multigpu_spawn.py", "multigpu_torchrun.py", "multinode.py")
 EPOCH = re.compile(r"epoch +\d+/\d+ \| loss (\S+) \| accuracy \S+% \| (\S+) samples/s")
 WARM_UP = 2  # epochs left out
 COLOURS = ("#1f77b4", "#d55e00", "#009e73", "#9467bd", "#b8860b")  # 3 to 1 on white and on black
-ALL_REDUCE = ("all-reduce", 2, 2)
-AHEAD = (2, 4, 8, 64, 512, 1024)  # devices
 
 
 def run(script, devices, args, batch_size, first_device=0):
@@ -100,8 +95,6 @@ def jobs_of(args):
         share = args.batch_size // n
         jobs[alone(share), 1, 1] = partial(run, "single_gpu.py", 1, args, share)
         jobs[alone(share), n, n] = partial(run_apart, n, args, share)
-    if 2 in args.gpus:
-        jobs[ALL_REDUCE] = all_reduce
     return jobs
 
 
@@ -109,48 +102,9 @@ def alone(batch_size):
     return f"single_gpu.py --batch-size {batch_size}"
 
 
-def all_reduce():
-    """Seconds of an all-reduce between two processes of this machine: one number, and 32 MB."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    with mp.Manager() as manager:
-        results = manager.list()
-        mp.spawn(time_all_reduce, (store.port, results), nprocs=2)
-        return tuple(results)
-
-
-def time_all_reduce(rank, port, results):
-    nccl = torch.cuda.is_available()
-    device = torch.device("cuda", rank) if nccl else torch.device("cpu")
-    if nccl:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if nccl else "gloo", store=dist.TCPStore("127.0.0.1", port),
-                            rank=rank, world_size=2, device_id=device if nccl else None)
-    for numbers in (1, 2**23):
-        tensor, seconds = torch.ones(numbers, device=device), []
-        for _ in range(50):
-            start = time.perf_counter()
-            dist.all_reduce(tensor)
-            tensor[0].item()  # a GPU's work is done only then
-            seconds.append(time.perf_counter() - start)
-        if rank == 0:
-            results.append(statistics.median(seconds))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def ring(devices, size, bandwidth, latency):
-    """Seconds of an all-reduce: 2(N - 1) rounds, in each of which a device sends an N-th of it."""
-    return 2 * (devices - 1) * (size / devices / bandwidth + latency)
-
-
-def efficiency(step, communication, size):
-    """Without overlap, and with it: backward, two thirds of a step, hides what fits behind it.
-    Gradients below DDP's first bucket, 1 MiB, are sent when it is over: nothing hides them."""
-    hidden = 2 / 3 * step if size >= 2**20 else 0
-    return step / (step + communication), step / (step + max(0, communication - hidden))
-
-
 def spread(values, digits=0):
+    if not values:
+        return ""
     low, middle, high = min(values), statistics.median(values), max(values)
     return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
 
@@ -163,8 +117,7 @@ def table(head, rows):
 def figures(row):
     column = {name: [run[name] for run in row["runs"]] for name in row["runs"][0]}
     return [row["style"], row["processes"], spread(column["samples/s"]), spread(row["speed-up"], 2),
-            f"{statistics.median(row['speed-up']) / row['devices']:.0%}",
-            spread(column["first epoch, s"], 1), spread(column["memory, MB"]),
+            spread(row["of as many apart"], 2), spread(column["first epoch, s"], 1), spread(column["memory, MB"]),
             f"{column['loss'][-1]:.4f}"]
 
 
@@ -181,47 +134,6 @@ def measure(args, jobs):
             measured[job].append(start())
             done += 1
     return measured
-
-
-def look_ahead(args, measured, size):
-    """What more devices would give, each with the share that one has on the most of them here."""
-    share = args.batch_size // max(args.gpus)
-    runs = measured.get((alone(share), 1, 1), measured["single_gpu.py", 1, 1])
-    step = statistics.median(share / run["samples/s"] for run in runs)
-    bandwidth, latency = args.network * 1e9 / 8, args.latency / 1e6
-    ahead = {n: efficiency(step, ring(n, size, bandwidth, latency), size) for n in AHEAD}
-    print(f"\nLook ahead: {share} samples a device, {1000 * step:.1f} ms a step without "
-          f"communication (evaluation counted in),\n{size:,} bytes of gradients, {args.network:g} "
-          f"Gbit/s and {args.latency:g} microseconds a message between devices:\n")
-    table(["devices", "efficiency", "with overlap"],
-          [[f"{n:,}", f"{plain:.0%}", f"{over:.0%}"] for n, (plain, over) in ahead.items()])
-    return {"samples a device": share, "step, s": step, "gradients, bytes": size,
-            "Gbit/s": args.network, "latency, microseconds": args.latency,
-            "efficiency: without overlap, with it": ahead}
-
-
-def check_model(args, measured, size):
-    """The model's efficiency of two processes here, beside the measured one, round by round."""
-    apart = measured[alone(args.batch_size // 2), 2, 2]
-    steps = [args.batch_size / run["samples/s"] for run in apart]
-    small, large = zip(*measured[ALL_REDUCE])
-    # two processes: two latencies and the bytes once, in these measurements and in ring
-    sent = [ring(2, size, 2**25 / max(most - least, 1e-9), least / 2)
-            for least, most in zip(small, large)]
-    plain, over = zip(*(efficiency(step, seconds, size) for step, seconds in zip(steps, sent)))
-    efficiencies = {"model, without overlap": plain, "model, with overlap": over}
-    for script in DDP_SCRIPTS:
-        together = measured[script, 2, 2]
-        efficiencies[f"measured, {script}"] = [
-            run["samples/s"] / free["samples/s"] for run, free in zip(together, apart)]
-    print("\nThe model checked, with two processes here against two that do not communicate:\n")
-    seconds = {"a step without communication, ms": steps, "communication, ms": sent,
-               "all-reduce of one number, ms": small, "all-reduce of 32 MB, ms": large}
-    milliseconds = {name: [1000 * value for value in values] for name, values in seconds.items()}
-    table(["", "median and range"],
-          [*([name, spread(values, 2)] for name, values in milliseconds.items()),
-           *([f"efficiency: {name}", spread(values, 2)] for name, values in efficiencies.items())])
-    return {**milliseconds, "efficiency": efficiencies}
 
 
 def draw(rows, path):
@@ -275,8 +187,6 @@ def main():
     add("--epochs", type=utils.count, default=200 if gpus else 12,
         help=f"of a run; {WARM_UP} of them warm up")
     add("--rounds", type=utils.count, default=3, help="of all the runs")
-    add("--network", type=float, default=25, help="for the look ahead: Gbit/s between devices")
-    add("--latency", type=float, default=20, help="for the look ahead: microseconds a message")
     add("--output", type=Path, default=ROOT / "docs/benchmark", help="where .json and .svg go")
     args = parser.parse_args()
     most = gpus or cores
@@ -284,8 +194,6 @@ def main():
                                         if n <= most and args.batch_size % n == 0))})
     if args.epochs <= WARM_UP:
         parser.error(f"argument --epochs: {args.epochs} is not above {WARM_UP}, which warm up")
-    if not min(args.network, args.latency) > 0:
-        parser.error("argument --network and --latency: give numbers above 0")
     for n in args.gpus:
         if gpus and n > gpus:
             parser.error(f"argument --gpus: {n}, but there are {gpus}")
@@ -298,23 +206,25 @@ def main():
               file=sys.stderr)
 
     measured = measure(args, jobs_of(args))
-    base = measured["single_gpu.py", 1, 1]
-    rows = [{"style": job[0], "processes": job[1], "devices": job[2], "runs": runs,
-             "speed-up": [run["samples/s"] / one["samples/s"] for run, one in zip(runs, base)]}
-            for job, runs in measured.items() if job != ALL_REDUCE]
-    table(["style", "processes", "samples/s", "speed-up", "efficiency",
+    def ratios(runs, to):
+        return [run["samples/s"] / other["samples/s"] for run, other in zip(runs, to)]
+
+    rows = []
+    for (style, processes, devices), runs in measured.items():
+        apart = measured.get((alone(args.batch_size // devices), devices, devices), [])
+        rows.append({"style": style, "processes": processes, "devices": devices, "runs": runs,
+                     "speed-up": ratios(runs, measured["single_gpu.py", 1, 1]),
+                     "of as many apart": ratios(runs, apart) if style in DDP_SCRIPTS else []})
+    table(["style", "processes", "samples/s", "speed-up", "of as many that never wait",
            "seconds to the first epoch's end", "memory of the largest process, MB", "final loss"],
           map(figures, rows))
-    size = sum(parameter.nbytes for parameter in utils.build_model(args.model).parameters())
-    ahead = look_ahead(args, measured, size)
-    check = check_model(args, measured, size) if 2 in args.gpus else None
 
     record = {"command": " ".join(["python", "tools/benchmark.py", *sys.argv[1:]]),
               "torch": torch.__version__, "torchvision": importlib.metadata.version("torchvision"),
               "python": platform.python_version(), "system": platform.system(),
               "cpu": cpu_model(), "cores": cores, "OMP_NUM_THREADS": "1",
               "gpus": [torch.cuda.get_device_name(i) for i in range(gpus)],
-              "rows": rows, "look ahead": ahead, "model checked": check}
+              "rows": rows}
     Path(f"{args.output}.json").write_text(json.dumps(record, indent=1) + "\n")
     if picture:
         draw(rows, Path(f"{args.output}.svg"))
