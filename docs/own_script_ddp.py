@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before the group is made: imported later it would keep it alive
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
@@ -36,8 +37,9 @@ rank, world_size = dist.get_rank(), dist.get_world_size()
 train_set, test_set = make_waves(2048, seed=0), make_waves(509, seed=1)
 test_set = Subset(test_set, range(rank, len(test_set), world_size))
 sampler = DistributedSampler(train_set, drop_last=True)
-args.batch_size //= world_size  # what one process takes of each step's batch
-train_loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True)
+assert args.batch_size % world_size == 0, "--batch-size must divide by the number of processes"
+share = args.batch_size // world_size  # what one process takes of each step's batch
+train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True)
 test_loader = DataLoader(test_set, args.batch_size)
 
 torch.manual_seed(0)
@@ -82,5 +84,5 @@ for epoch in range(first_epoch, args.epochs):
                 "epoch": epoch + 1}, f"{args.checkpoint}.tmp")
     os.replace(f"{args.checkpoint}.tmp", args.checkpoint)
 
-dist.barrier()  # without it gloo aborts one exit in ten (pytorch/pytorch issue 190489)
+del model  # it holds the group, whose threads must end before Python does
 dist.destroy_process_group()

@@ -61,9 +61,10 @@ def test_diffs_are_those_of_the_files():
 
 
 def anchors(text):
-    """The places that GitHub makes of a text's headings."""
+    """The places that GitHub makes of a text's headings, and those of a page."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {*(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings),
+            *re.findall(r' id="([^"]+)"', text)}
 
 
 def test_every_link_between_the_chapters_leads_to_a_file_and_a_heading():

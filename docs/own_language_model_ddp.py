@@ -1,0 +1,93 @@
+"""A small character language model: it learns to write sentences like those that it reads."""
+import argparse
+import os
+import random
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # before the group is made: imported later it would keep it alive
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+class CharModel(nn.Module):
+    def __init__(self, n_chars, width=64):
+        super().__init__()
+        self.embed, self.rnn = nn.Embedding(n_chars, width), nn.GRU(width, width)
+        self.head = nn.Linear(width, n_chars)
+
+    def forward(self, codes, hidden):
+        output, hidden = self.rnn(self.embed(codes), hidden)
+        return self.head(output), hidden
+
+    def init_hidden(self, columns):
+        return self.head.weight.new_zeros(1, columns, self.rnn.hidden_size)
+
+
+def batchify(text):
+    rows = len(text) // args.batch_size
+    codes = torch.tensor([chars.index(char) for char in text[:rows * args.batch_size]])
+    return codes.view(args.batch_size, rows)[rank::world_size].t().to(device)
+
+
+@torch.no_grad()
+def evaluate(data):
+    scores, _ = model.module(data[:-1], model.module.init_hidden(share))
+    loss = nn.functional.cross_entropy(scores.flatten(0, 1), data[1:].flatten())
+    dist.all_reduce(loss)  # all decide by the same figure
+    return loss.item() / world_size
+
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--epochs", type=int, default=8)
+parser.add_argument("--batch-size", type=int, default=24)
+parser.add_argument("--save", default="own_language_model.pt")
+args = parser.parse_args()
+device = torch.device("cpu")
+if torch.cuda.is_available():
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)  # before anything else touches a GPU
+dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
+                        device_id=device if device.type == "cuda" else None)
+rank, world_size = dist.get_rank(), dist.get_world_size()
+share = args.batch_size // world_size  # columns of one process; the GRU refuses unequal shares
+pick = random.Random(0).choice
+text = "".join(f"{pick(['Ada', 'Ben', 'Cleo'])} {pick(['sees', 'finds', 'buys'])} "
+               f"{pick(range(1000, 10000))} {pick(['boats', 'red lamps', 'houses'])}. "
+               for _ in range(500))
+chars = sorted(set(text))
+train_data, val_data, test_data = map(batchify, (text[:-4000], text[-4000:-2000], text[-2000:]))
+
+torch.manual_seed(0)
+model = DDP(CharModel(len(chars)).to(device))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+best, window = float("inf"), 25
+for epoch in range(args.epochs):
+    total, hidden = 0, model.module.init_hidden(share)
+    for start in range(0, len(train_data) - 1, window):
+        part = train_data[start:start + window + 1]
+        scores, hidden = model(part[:-1], hidden.detach())
+        loss = nn.functional.cross_entropy(scores.flatten(0, 1), part[1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.item() * (len(part) - 1)
+    total = torch.tensor(total / world_size, device=device)
+    dist.all_reduce(total)
+    loss, val_loss = total / (len(train_data) - 1), evaluate(val_data)
+    if rank == 0:
+        print(f"epoch {epoch + 1} | loss {loss:.4f} | val loss {val_loss:.4f}", flush=True)
+    if val_loss < best:
+        best = val_loss
+        if rank == 0:
+            torch.save(model.module.state_dict(), args.save)
+    else:
+        optimizer.param_groups[0]["lr"] /= 4
+dist.barrier()  # until rank 0 has written what all read
+model.module.load_state_dict(torch.load(args.save, map_location=device))
+test_loss = evaluate(test_data)
+if rank == 0:
+    print(f"test loss {test_loss:.4f}")
+
+del model  # it holds the group, whose threads must end before Python does
+dist.destroy_process_group()

@@ -1,0 +1,70 @@
+"""A tagger fed by a stream: for each digit of a number it learns the largest digit so far."""
+import argparse
+import itertools
+import random
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+
+class Numbers(IterableDataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        draw = random.Random(0)
+        for index in range(self.count):
+            digits = [draw.randrange(10) for _ in range(draw.randint(1, 20))]
+            if index % step == first:
+                yield torch.tensor(digits), torch.tensor([*itertools.accumulate(digits, max)])
+
+
+def collate(samples):
+    digits, largest = zip(*samples)
+    return pad_sequence(digits), pad_sequence(largest, padding_value=-100)  # ignored by the loss
+
+
+class Tagger(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.embed, self.rnn = nn.Embedding(10, width), nn.GRU(width, width)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, digits):
+        return self.head(self.rnn(self.embed(digits))[0]).flatten(0, 1)
+
+
+def main(args):
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loader = DataLoader(Numbers(args.samples), args.batch_size,
+                        collate_fn=collate, num_workers=args.workers)
+    torch.manual_seed(0)
+    model = Tagger().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    total = tokens = 0
+    for step, (digits, largest) in enumerate(loader, 1):
+        digits, largest = digits.to(device), largest.flatten().to(device)
+        count = (largest != -100).sum()
+        loss = nn.functional.cross_entropy(model(digits), largest)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.item() * count.item()
+        tokens += count.item()
+        if step % 20 == 0:
+            print(f"{step * args.batch_size} samples | loss {loss.item():.4f}", flush=True)
+    print(f"{tokens} digits | mean loss {total / tokens:.4f}")
+    torch.save(model.state_dict(), args.save)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=3001)
+    parser.add_argument("--batch-size", type=int, default=24)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--save", default="own_stream.pt")
+    main(parser.parse_args())

@@ -1,0 +1,93 @@
+"""A tagger fed by a stream: for each digit of a number it learns the largest digit so far."""
+import argparse
+import itertools
+import os
+import random
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # before the group is made: imported later it would keep it alive
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+
+class Numbers(IterableDataset):
+    def __init__(self, count, rank, world_size):
+        self.count, self.rank, self.world_size = count, rank, world_size
+
+    def __iter__(self):
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        first, step = first + step * self.rank, step * self.world_size  # a share of that share
+        draw = random.Random(0)
+        for index in range(self.count):
+            digits = [draw.randrange(10) for _ in range(draw.randint(1, 20))]
+            if index % step == first:
+                yield torch.tensor(digits), torch.tensor([*itertools.accumulate(digits, max)])
+
+
+def collate(samples):
+    digits, largest = zip(*samples)
+    return pad_sequence(digits), pad_sequence(largest, padding_value=-100)  # ignored by the loss
+
+
+class Tagger(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.embed, self.rnn = nn.Embedding(10, width), nn.GRU(width, width)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, digits):
+        return self.head(self.rnn(self.embed(digits))[0]).flatten(0, 1)
+
+
+def main(args):
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)  # before anything else touches a GPU
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
+                            device_id=device if device.type == "cuda" else None)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    assert args.batch_size % world_size == 0, "--batch-size must divide by the number of processes"
+    share = args.batch_size // world_size
+    loader = DataLoader(Numbers(args.samples, rank, world_size), share,
+                        collate_fn=collate, num_workers=args.workers)
+    torch.manual_seed(0)
+    model = DDP(Tagger().to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    total = tokens = 0
+    # Each backward waits for all ranks: who has run dry goes on with nothing until all have.
+    nothing = torch.zeros(1, 1, dtype=torch.long), torch.full((1, 1), -100)
+    batches = itertools.chain(loader, itertools.repeat(nothing))
+    for step, (digits, largest) in enumerate(batches, 1):
+        digits, largest = digits.to(device), largest.flatten().to(device)
+        count = (largest != -100).sum()
+        dist.all_reduce(count)
+        if count == 0:
+            break
+        loss = nn.functional.cross_entropy(model(digits), largest, reduction="sum") / count
+        optimizer.zero_grad()
+        (loss * world_size).backward()  # DDP divides the sum over the ranks by their number
+        optimizer.step()
+        loss = loss.detach()
+        dist.all_reduce(loss)
+        total += loss.item() * count.item()
+        tokens += count.item()
+        if rank == 0 and step % 20 == 0:
+            print(f"{step * args.batch_size} samples | loss {loss.item():.4f}", flush=True)
+    if rank == 0:
+        print(f"{tokens} digits | mean loss {total / tokens:.4f}")
+        torch.save(model.module.state_dict(), args.save)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=3001)
+    parser.add_argument("--batch-size", type=int, default=24)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--save", default="own_stream.pt")
+    main(parser.parse_args())
