@@ -99,10 +99,10 @@ def words(markdown):
     return " ".join(re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", markdown).replace("`", "").split())
 
 
-def reasons_in_readme(old, new):
+def reasons_in_the_chapter(old, new):
     """By docs/changes.md alone: the words under each hunk of an arrow."""
     found = {}
-    place = rf"<!-- diff {old} {new} (\d+)(?:-(\d+))? -->.*?<!-- end -->(.*?)(?=<!-- diff|\n#)"
+    place = rf"<!-- diff {old} {new} (\d+)(?:-(\d+))? -->.*?<!-- end -->(.*?)(?=<!-- diff|\n#|\Z)"
     for first, last, text in re.findall(place, CHANGES, re.DOTALL):
         for number in range(int(first), int(last or first) + 1):
             found[number] = words(text)
@@ -134,7 +134,7 @@ def test_every_line_that_diff_finds_is_marked_and_no_other(shown):
 
 def test_the_part_of_a_line_that_changed_is_marked_within_it(shown):
     """Without what is marked, a line is the same on both sides."""
-    saving, = (line for line in shown["single_gpu.py", "dp.py"]["right"] if "save_checkpoint" in line["text"])
+    saving, = (line for line in shown["single_gpu.py", "multigpu_spawn.py"]["right"] if "save_checkpoint" in line["text"])
     assert saving["marked"] in ([".module"], ["module."])
     found = 0
     for pair, page in shown.items():
@@ -148,24 +148,24 @@ def test_the_part_of_a_line_that_changed_is_marked_within_it(shown):
     assert found > 100
 
 
-def test_every_change_has_its_reason_in_the_words_of_readme(shown):
-    arrows = [pair for pair in PAIRS if reasons_in_readme(*pair)]
+def test_every_change_has_its_reason_in_the_words_of_the_chapter(shown):
+    arrows = [pair for pair in PAIRS if reasons_in_the_chapter(*pair)]
     assert len(arrows) == 4
-    known = {f"{old} → {new}": reasons_in_readme(old, new) for old, new in arrows}
+    known = {f"{old} → {new}": reasons_in_the_chapter(old, new) for old, new in arrows}
     for pair, page in shown.items():
         for number, hunk in enumerate(page["hunks"], start=1):
             assert hunk["title"] == f"Change {number} of {len(page['hunks'])}"
             assert hunk["reasons"] and all(hunk["reasons"]), (pair, hunk)
             if pair in arrows:
                 assert not hunk["from"]
-                assert [words(reason) for reason in hunk["reasons"]] == [reasons_in_readme(*pair)[number]]
+                assert [words(reason) for reason in hunk["reasons"]] == [reasons_in_the_chapter(*pair)[number]]
             else:
                 assert len(hunk["from"]) == len(hunk["reasons"])
                 for arrow, reason in zip(hunk["from"], hunk["reasons"]):
                     assert words(reason) in known[arrow].values(), (pair, arrow)
         if pair[::-1] in arrows:
             assert ([words(hunk["reasons"][0]) for hunk in page["hunks"]]
-                    == list(reasons_in_readme(*pair[::-1]).values()))
+                    == list(reasons_in_the_chapter(*pair[::-1]).values()))
     setup, = (hunk for hunk in shown["single_gpu.py", "multigpu_torchrun.py"]["hunks"]
               if any("init_process_group(" in line["text"] for line in hunk["right"]))
     assert setup["from"] == ["single_gpu.py → multigpu_spawn.py", "multigpu_spawn.py → multigpu_torchrun.py"]
