@@ -82,7 +82,7 @@ def test_a_signal_ends_every_process_within_seconds(tmp_path):
 def test_the_older_launcher_works_with_and_without_use_env(tmp_path):
     def launch(option):
         job = Job([sys.executable, "-m", "torch.distributed.launch", "--standalone", "--nproc_per_node=2", *option,
-                   str(ROOT / "multigpu_torchrun.py"), "1", "--checkpoint", f"{len(option)}.pt"], cwd=tmp_path)
+                   str(ROOT / "multigpu_torchrun.py"), "1", "--device", "cpu", "--checkpoint", f"{len(option)}.pt"], cwd=tmp_path)
         assert job.wait() == 0, job.stderr
         assert list(figures(job)) == [1] and "processes: 2," in job.stdout
     two_at_a_time(launch, [], ["--use-env"])
