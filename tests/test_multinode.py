@@ -134,7 +134,7 @@ def lose_a_host(hosts, folder, slowly):
     first.wait_for("/25 | loss")
     back, = torchrun(hosts[1:], *line, **RESTARTS, **slowly)
     first.wait_for("processes: 2,")
-    assert end([first, back]) == figures(run("single_gpu.py", 25, cwd=folder, **slowly))
+    assert end([first, back]) == figures(run("single_gpu.py", 25, cwd=folder, timeout=300, **slowly))
 
 
 def test_a_lost_host_is_done_without_and_taken_in_again(waiting):
@@ -153,7 +153,7 @@ def lose_the_host_of_rank_0(hosts, folder, slowly):
     assert "processes: 1," in second.stdout and "shared.pt: " in second.stdout
     printed = figures(first) | figures(second)
     assert list(printed) == list(range(1, 10)) and 1 not in figures(second)
-    assert printed == figures(run("single_gpu.py", 9, cwd=folder, **slowly))
+    assert printed == figures(run("single_gpu.py", 9, cwd=folder, timeout=300, **slowly))
 
 
 def test_another_host_goes_on_where_the_one_with_rank_0_is_lost(waiting):
