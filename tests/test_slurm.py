@@ -38,13 +38,15 @@ def test_two_batch_jobs_at_once_both_train_and_a_requeued_one_goes_on_from_its_c
 
 def test_the_batch_file_binds_its_processes_to_the_cores_it_asks_for_or_else_leaves_them_alone(slurm, folder):
     """Set to 1 where nothing was asked for, it would leave all processes of a whole node on one core."""
-    (folder / "multinode.py").write_text("import os\nprint('cores:', os.environ.get('SRUN_CPUS_PER_TASK'))\n")
+    (folder / "multinode.py").write_text("import os\nopen(f'cores.{os.getpid()}', 'w').write(os.environ.get('SRUN_CPUS_PER_TASK', 'any'))\n")
     batch = (folder / "multinode.sbatch").read_text()
     (folder / "whole_nodes.sbatch").write_text(batch.replace("#SBATCH --cpus-per-task", "##SBATCH --cpus-per-task"))
-    for file, cores in (("multinode.sbatch", 2), ("whole_nodes.sbatch", None)):
+    for file, cores in (("multinode.sbatch", "2"), ("whole_nodes.sbatch", "any")):
         job = slurm.submit(file, cwd=folder, **PYTHON)
         assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED"
-        assert (folder / f"multinode-{job}.out").read_text().count(f"cores: {cores}\n") == 4
+        assert [told.read_text() for told in folder.glob("cores.*")] == [cores] * 4
+        for told in folder.glob("cores.*"):
+            told.unlink()
 
 
 def test_srun_starts_the_script_itself(slurm, folder, float64, one_device):
