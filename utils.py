@@ -156,7 +156,7 @@ def slurm_host():
         return os.environ["SLURM_LAUNCH_NODE_IPADDR"]
 
 
-def check_run(args, world_size=1, rank=0):
+def check_run(args, world_size=1, rank=0, inside=False):
     """Fetch the data, and end here, before processes wait for each other, if this cannot train."""
     if args.batch_size % world_size:
         fits = math.ceil(args.batch_size / world_size) * world_size
@@ -169,6 +169,9 @@ def check_run(args, world_size=1, rank=0):
         return  # rank 0 alone reads and saves
     checkpoint = read_checkpoint(args.checkpoint, build_model(args.model))
     done = checkpoint["epoch"] if checkpoint else 0
+    if checkpoint and "total" in checkpoint and not inside:
+        stop(f"{args.checkpoint} was saved inside epoch {done + 1}, where only recipes.preempt "
+             "goes on", 1)
     if done or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":  # then 0 is worth a word
         hint = "; to start afresh, delete it or name another --checkpoint"
         print(f"{args.checkpoint}: {done} of {args.total_epochs} epochs are done"
@@ -200,13 +203,14 @@ def read_checkpoint(path, model):
     stop(f"{path} cannot be resumed and is left as it was: {reason}", 1)
 
 
-def save_checkpoint(args, model, optimizer, epoch):
+def save_checkpoint(args, model, optimizer, epoch, **more):
     """A kill at any moment leaves the old file or the new one, whole."""
     path = os.path.realpath(args.checkpoint)
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(temporary, "wb") as file:
-            torch.save({"model": model, "optimizer": optimizer, "epoch": epoch + 1}, file)
+            checkpoint = {"model": model, "optimizer": optimizer, "epoch": epoch + 1, **more}
+            torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
