@@ -6,6 +6,7 @@ import subprocess
 import pytest
 import torch
 from hosts import give_folders, two_hosts
+from launch import RECIPES, ROOT
 from slurm import slurm_on
 
 IN_FLOAT64 = "import torch\ntorch.set_default_dtype(torch.float64)\n"
@@ -35,6 +36,15 @@ def customize(tmp_path_factory):
 def float64(customize):
     """In float64 the order of a sum hardly matters: what is the same training ends the same."""
     return customize(IN_FLOAT64)
+
+
+@pytest.fixture
+def recipes(tmp_path):
+    """A folder in which `-m recipes.NAME` finds them, with room for one more, and where jobs write."""
+    (tmp_path / "recipes").mkdir()
+    for file in [*RECIPES, "utils.py"]:
+        (tmp_path / file).symlink_to(ROOT / file)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 BY_TORCHRUN = ["multigpu_torchrun.py", "multinode.py"]
 SCRIPTS = ["single_gpu.py", "dp.py", "multigpu_spawn.py", *BY_TORCHRUN]
+RECIPES = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "recipes").glob("*.py"))
 FIGURES = re.compile(r"epoch +(\d+)/\d+ \| loss (\S+) \| accuracy (\S+)% \| \S+ samples/s \| \d+:\d\d left")
 
 
@@ -25,11 +26,11 @@ def command(script, *arguments, processes=2, torchrun=(), device="cpu"):
     line, arguments = [sys.executable], [str(argument) for argument in arguments]
     if device:
         arguments += ["--device", device]
-    if script in BY_TORCHRUN and processes:
+    if (script in BY_TORCHRUN or script.startswith("recipes.")) and processes:
         line += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *torchrun]
     if script == "multigpu_spawn.py" and processes:
         arguments += ["-g", str(processes)]
-    return [*line, str(ROOT / script), *arguments]
+    return [*line, *(["-m", script] if script.startswith("recipes.") else [str(ROOT / script)]), *arguments]
 
 
 ended_well_with_several_processes = []

@@ -1,7 +1,7 @@
 """On a GPU: every script, NCCL with one process, and two processes that share the GPU by gloo."""
 import pytest
 import torch
-from launch import SCRIPTS, figures, load, run
+from launch import RECIPES, SCRIPTS, figures, load, run
 
 pytestmark = pytest.mark.gpu
 
@@ -35,6 +35,18 @@ def test_batch_norm_is_over_the_batch_of_both_processes(tmp_path, customize):
     saved = [load(tmp_path / f"{name}.pt")["model"]["bn1.running_mean"]
              for name in ("single_gpu", "multigpu_torchrun")]
     torch.testing.assert_close(*saved, rtol=1e-2, atol=1e-3)
+
+
+def test_each_recipe_trains_on_the_gpu_and_saves_for_the_others(recipes, customize):
+    environment = dict(cwd=recipes, device=None, processes=1, **customize(WITHOUT_TF32))
+    plain = figures(run("multigpu_torchrun.py", 4, **environment))
+    for recipe in RECIPES:
+        name = recipe.removesuffix(".py").replace("/", ".")
+        job = run(name, 3, "--checkpoint", f"{name}.pt", timeout=300, **environment)
+        assert "device: cuda, backend: nccl" in job.stdout
+        goes_on = run("multigpu_torchrun.py", 4, "--checkpoint", f"{name}.pt", **environment)
+        for epoch, (loss, accuracy) in (figures(job) | figures(goes_on)).items():
+            assert (loss, accuracy) == (pytest.approx(plain[epoch][0], abs=2e-2), pytest.approx(plain[epoch][1], abs=2)), name
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a GPU for each of two processes")

@@ -1,5 +1,6 @@
 """multinode.py and its batch file under a real Slurm of two nodes."""
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -47,6 +48,24 @@ def test_the_batch_file_binds_its_processes_to_the_cores_it_asks_for_or_else_lea
         assert [told.read_text() for told in folder.glob("cores.*")] == [cores] * 4
         for told in folder.glob("cores.*"):
             told.unlink()
+
+
+def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at_that_step(slurm, folder, float64, one_device):
+    """Told in advance that its time runs out, as Slurm does by --signal."""
+    batch, = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", (ROOT / "docs/recipes.md").read_text(), flags=re.S)
+    for wanted, there_is in ((" --cpus-per-task=16 --gpus-per-node=4", ""), ("--nproc_per_node=4", "--nproc_per_node=2"),
+                             ("50 10", "9 9 --device cpu")):
+        assert wanted in batch
+        batch = batch.replace(wanted, there_is)
+    (folder / "preempt.sbatch").write_text(batch)
+    shutil.copytree(ROOT / "recipes", folder / "recipes")
+    job = slurm.submit("preempt.sbatch", cwd=folder, **PYTHON, **float64)
+    output = folder / f"preempt-{job}.out"
+    slurm.wait_for("epoch 2/", output)
+    slurm("scancel", "--batch", "--signal=USR1", job)
+    assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED", output.read_text()
+    assert output.read_text().count("saved preempt.pt") == 2 and output.read_text().count("processes: 2, ") == 2
+    assert figures_in(output.read_text()) == one_device
 
 
 def test_srun_starts_the_script_itself(slurm, folder, float64, one_device):
