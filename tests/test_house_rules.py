@@ -3,11 +3,14 @@ import difflib
 import re
 
 import pytest
-from launch import ROOT, SCRIPTS
+from launch import RECIPES, ROOT, SCRIPTS
 
 LINES = {"single_gpu.py": 72, "dp.py": 74, "multigpu_spawn.py": 113, "multigpu_torchrun.py": 110, "multinode.py": 118}
 CHANGED = {("single_gpu.py", "dp.py"): 6, ("single_gpu.py", "multigpu_spawn.py"): 73,
-           ("multigpu_spawn.py", "multigpu_torchrun.py"): 27, ("multigpu_torchrun.py", "multinode.py"): 16}
+           ("multigpu_spawn.py", "multigpu_torchrun.py"): 27, ("multigpu_torchrun.py", "multinode.py"): 16,
+           **{("multigpu_torchrun.py", f"recipes/{name}.py"): most for name, most in {
+               "accumulate": 16, "bf16": 8, "compile": 6, "fsdp": 24, "profiler": 10, "preempt": 30}.items()}}
+DDP = [script for script in [*SCRIPTS, *RECIPES] if script not in ("single_gpu.py", "dp.py")]
 
 
 def lines(script):
@@ -22,10 +25,10 @@ def changes(one, other):
 @pytest.mark.parametrize("script", LINES)
 def test_no_file_grows_and_no_line_is_wider_than_half_a_screen(script):
     assert len(lines(script)) <= LINES[script]
-    assert [line for file in (script, "utils.py") for line in lines(file) if len(line) > 100] == []
+    assert [line for file in (script, "utils.py", *RECIPES) for line in lines(file) if len(line) > 100] == []
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", [*SCRIPTS, *RECIPES])
 def test_a_script_names_no_make_of_device(script):
     assert not re.search(r"cuda|xpu|nccl", (ROOT / script).read_text())
 
@@ -42,10 +45,15 @@ def test_common_lines_are_the_same_to_the_byte_and_in_the_same_order(one, other)
     assert {text for sign, text in changed if sign == "-"} & {text for sign, text in changed if sign == "+"} == set()
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+def test_readme_names_each_recipe_with_the_number_of_its_changed_lines():
+    rows = re.findall(r"\]\((recipes/\w+\.py)\) \| (\d+) \|", (ROOT / "README.md").read_text())
+    assert dict(rows) == {recipe: str(len(changes("multigpu_torchrun.py", recipe))) for recipe in RECIPES}
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, *RECIPES])
 def test_a_script_reads_in_the_order_in_which_it_runs(script):
     order = re.findall(r"^(?:def (\w+)|if __name__)", (ROOT / script).read_text(), flags=re.M)
-    assert order == [*(["ddp_setup"] if script.startswith("multi") else []), "train_epoch", "evaluate", "main", ""]
+    assert order == [*(["ddp_setup"] if script in DDP else []), "train_epoch", "evaluate", "main", ""]
 
 
 def test_nothing_that_a_launch_style_does_is_hidden_in_utils():

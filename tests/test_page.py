@@ -11,12 +11,13 @@ import threading
 
 import pytest
 from browser import chromium
-from launch import ROOT, SCRIPTS
+from launch import RECIPES, ROOT, SCRIPTS
 
 PAGE = ROOT / "docs/index.html"
-CHANGES = (ROOT / "docs/changes.md").read_text()
-FILES = {script: (ROOT / script).read_text() for script in SCRIPTS}
-PAIRS = list(itertools.permutations(SCRIPTS, 2))
+CHANGES = (ROOT / "docs/changes.md").read_text() + (ROOT / "docs/recipes.md").read_text()
+FILES = {script: (ROOT / script).read_text() for script in [*SCRIPTS, *RECIPES]}
+PAIRS = [*itertools.permutations(SCRIPTS, 2), *(("multigpu_torchrun.py", recipe) for recipe in RECIPES),
+         *itertools.pairwise([*RECIPES, "single_gpu.py"])]
 WIDTHS = [320, 390, 768, 800, 1024, 1280, 1440, 1920]
 SHOWN = """
 const texts = (selector, home = document) => [...home.querySelectorAll(selector)].map(node => node.textContent);
@@ -100,7 +101,7 @@ def words(markdown):
 
 
 def reasons_in_the_chapter(old, new):
-    """By docs/changes.md alone: the words under each hunk of an arrow."""
+    """By the chapters alone: the words under each hunk of an arrow."""
     found = {}
     place = rf"<!-- diff {old} {new} (\d+)(?:-(\d+))? -->.*?<!-- end -->(.*?)(?=<!-- diff|\n#|\Z)"
     for first, last, text in re.findall(place, CHANGES, re.DOTALL):
@@ -150,7 +151,7 @@ def test_the_part_of_a_line_that_changed_is_marked_within_it(shown):
 
 def test_every_change_has_its_reason_in_the_words_of_the_chapter(shown):
     arrows = [pair for pair in PAIRS if reasons_in_the_chapter(*pair)]
-    assert len(arrows) == 4
+    assert len(arrows) == 4 + len(RECIPES)
     known = {f"{old} → {new}": reasons_in_the_chapter(old, new) for old, new in arrows}
     for pair, page in shown.items():
         for number, hunk in enumerate(page["hunks"], start=1):
@@ -443,19 +444,19 @@ def test_without_javascript_a_sentence_points_to_the_chapter(browser):
         browser.devtools("Emulation.setScriptExecutionDisabled", value=False)
 
 
-@pytest.mark.parametrize("files", [SCRIPTS, ["multigpu_spawn.py"], ["dp.py"]], ids=["all", "spawn", "dp"])
+@pytest.mark.parametrize("files", [[*FILES], ["multigpu_spawn.py"], ["dp.py"]], ids=["all", "spawn", "dp"])
 def test_a_changed_line_fails_with_the_command_to_run(files, tmp_path):
-    for name in [*SCRIPTS, "README.md", "docs", "tools"]:
+    for name in [*SCRIPTS, "recipes", "README.md", "docs", "tools"]:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
     check = [sys.executable, tmp_path / "tools/render.py", "--check"]
     assert subprocess.run(check, timeout=60).returncode == 0
     for name in files:
         text = (tmp_path / name).read_text()
-        (tmp_path / name).write_text(text.replace("optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=True)"))
+        (tmp_path / name).write_text(text.replace("model.eval()", "model.train(False)"))
     done = subprocess.run(check, timeout=60, capture_output=True, text=True)
     assert done.returncode == 1 and "run python tools/render.py" in done.stderr
-    if files == SCRIPTS:
+    if files == [*FILES]:
         assert done.stderr == "docs/index.html is behind: run python tools/render.py\n"
         assert subprocess.run(check[:2], timeout=60).returncode == 0
         assert subprocess.run(check, timeout=60).returncode == 0

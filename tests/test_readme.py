@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from launch import ROOT, SCRIPTS, Job, two_at_a_time
+from launch import RECIPES, ROOT, SCRIPTS, Job, two_at_a_time
 
 CHAPTERS = {file: file.read_text() for file in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))}
 CHANGES = CHAPTERS[ROOT / "docs/changes.md"]
@@ -21,7 +21,7 @@ def blocks(language):
 
 def commands():
     """The command lines in the chapters' blocks and in the scripts' docstrings."""
-    texts = [*blocks("sh"), *((ROOT / script).read_text().split('"""')[1] for script in SCRIPTS)]
+    texts = [*blocks("sh"), *((ROOT / script).read_text().split('"""')[1] for script in [*SCRIPTS, *RECIPES])]
     lines = "\n".join(texts).replace("\\\n", "").splitlines()
     starts = [re.search(r"(\w+=\S* )*(\S*/)?(python3?|torchrun) .*", line) for line in lines]
     return [part.strip() for start in starts if start for part in start[0].split("&&")]
@@ -40,7 +40,7 @@ for name in sys.argv[1:]:
         else:
             runpy.run_path(name, run_name="__main__")
 """
-    names = [*SCRIPTS, *OWN_SCRIPTS, "torchrun"]
+    names = [*SCRIPTS, *RECIPES, *OWN_SCRIPTS, "torchrun"]
     text = subprocess.run([sys.executable, "-c", ask, *names], cwd=ROOT, timeout=120, check=True,
                           capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."}).stdout
     helps = dict(part.split("\n", 1) for part in text.split("HELP OF ")[1:])
@@ -55,6 +55,8 @@ def test_diffs_are_those_of_the_files():
     for arrow in ["single_gpu.py dp.py", "single_gpu.py multigpu_spawn.py",
                   "multigpu_spawn.py multigpu_torchrun.py", "multigpu_torchrun.py multinode.py"]:
         assert f"<!-- diff {arrow}" in CHANGES
+    for recipe in RECIPES:
+        assert f"<!-- diff multigpu_torchrun.py {recipe}" in CHAPTERS[ROOT / "docs/recipes.md"]
     done = subprocess.run([sys.executable, ROOT / "tools/render.py", "--check"], timeout=60,
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -87,7 +89,7 @@ def test_every_command_names_files_and_options_that_exist():
     found = commands()
     assert len(found) > 20
     for line in found:
-        words = shlex.split(line)
+        words = [re.sub(r"^recipes\.(\w+)$", r"recipes/\1.py", word) for word in shlex.split(line, comments=True)]
         while re.match(r"\w+=", words[0]):
             del words[0]
         files = [word for word in words if word.endswith((".py", ".txt"))]
@@ -103,7 +105,7 @@ def test_every_command_names_files_and_options_that_exist():
 
 
 def test_no_command_restarts_without_what_restarts_need():
-    docs = "\n".join([*CHAPTERS.values(), *((ROOT / script).read_text() for script in [*SCRIPTS, *OWN_SCRIPTS])])
+    docs = "\n".join([*CHAPTERS.values(), *((ROOT / script).read_text() for script in [*SCRIPTS, *RECIPES, *OWN_SCRIPTS])])
     lines = [line for line in docs.replace("\\\n", "").splitlines()
              if re.search(r"torchrun .*--max.restarts\S* .*\.py", line)]
     assert len(lines) >= 3
@@ -153,4 +155,4 @@ def test_render_refuses_to_put_another_hunk_over_a_reason(change, says, monkeypa
         end = CHANGES.index("<!-- end -->", start)
         text = CHANGES[:start] + "<!-- diff single_gpu.py dp.py 2 -->\n+another line\n" + CHANGES[end:]
     with pytest.raises(SystemExit, match=re.escape(says)):
-        render.render(text)
+        render.render(text, "changes.md")

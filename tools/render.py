@@ -1,6 +1,7 @@
-"""Brings docs/changes.md and docs/index.html up to date: python tools/render.py [--check]
+"""Brings docs/changes.md, docs/recipes.md and docs/index.html up to date:
+python tools/render.py [--check]
 
-A diff in docs/changes.md stands between `<!-- diff OLD NEW 1 -->` and `<!-- end -->`: the first hunk, or
+A diff in a chapter stands between `<!-- diff OLD NEW 1 -->` and `<!-- end -->`: the first hunk, or
 `2-4`, or with no number all hunks. The text below, to the next place or heading, is the reason,
 which the page shows too. Which reason belongs under which hunk is for a person to say: where hunks
 come, go or become others, this fails and writes nothing. A new or changed place begins as an empty
@@ -18,14 +19,16 @@ from pygments import token
 from pygments.lexers import PythonLexer
 
 ROOT = Path(__file__).resolve().parent.parent
-CHANGES = ROOT / "docs/changes.md"
+CHAPTERS = [ROOT / "docs/changes.md", ROOT / "docs/recipes.md"]
 PAGE = ROOT / "docs/index.html"
 TEMPLATE = ROOT / "tools/page.html"
 PLACE = re.compile(
     r"(<!-- diff (\S+) (\S+?)(?: (\d+)(?:-(\d+))?)? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 REASON = re.compile(PLACE.pattern + r"\n(.*?)(?=\n<!-- diff |\n#|\Z)", re.DOTALL)
 ARROWS = [("single_gpu.py", "dp.py"), ("single_gpu.py", "multigpu_spawn.py"),
-          ("multigpu_spawn.py", "multigpu_torchrun.py"), ("multigpu_torchrun.py", "multinode.py")]
+          ("multigpu_spawn.py", "multigpu_torchrun.py"), ("multigpu_torchrun.py", "multinode.py"),
+          *(("multigpu_torchrun.py", f"recipes/{name}.py") for name in (
+              "accumulate", "bf16", "compile", "fsdp", "profiler", "preempt"))]
 SCRIPTS = ["single_gpu.py", *(new for _, new in ARROWS)]
 COLOURS = {token.Comment: "c", token.String: "s", token.Number: "n", token.Keyword: "k",
            token.Operator.Word: "k", token.Name.Builtin: "b", token.Name.Function: "d",
@@ -71,7 +74,7 @@ def alike(*hunks):
     return difflib.SequenceMatcher(None, first, second, autojunk=False).ratio() > 0.6
 
 
-def render(text):
+def render(text, chapter):
     shown, counts = {}, {}
 
     def fill(place):
@@ -84,7 +87,7 @@ def render(text):
         first = int(first or 1)
         after = show(old, new, found[first - 1:last]) if last <= len(found) else ""
         if first != shown.get(arrow, 0) + 1 or before.strip() and not alike(before, after):
-            sys.exit(f"docs/changes.md: hunk {first} of {arrow} is not what stands there: see to its "
+            sys.exit(f"{chapter}: hunk {first} of {arrow} is not what stands there: see to its "
                      "place and the reason under it, empty it and run python tools/render.py")
         shown[arrow] = last
         return f"{begin}```diff\n{after}\n```\n{end}"
@@ -92,7 +95,7 @@ def render(text):
     text = PLACE.sub(fill, text)
     for arrow, count in counts.items():
         if shown[arrow] != count:
-            sys.exit(f"docs/changes.md shows {shown[arrow]} hunks of {arrow}, which has {count}: add or "
+            sys.exit(f"{chapter} shows {shown[arrow]} hunks of {arrow}, which has {count}: add or "
                      "remove a place, with its reason, and run python tools/render.py")
     return text
 
@@ -164,8 +167,8 @@ def changed_at(files, line, steps):
     return []
 
 
-def page(chapter):
-    """The page: its template with the files, what differs between any two, and the chapter's reasons."""
+def page(chapters):
+    """The page: its template with the files, what differs between any two, and the chapters' reasons."""
     texts = {name: (ROOT / name).read_text() for name in SCRIPTS}
     lines = {name: text.splitlines() for name, text in texts.items()}
     numbers, files = {}, {}  # a line that stands in several files is written once
@@ -175,7 +178,7 @@ def page(chapter):
     for old, new in ARROWS:
         steps[old, new] = hunks(lines[old], lines[new])
         steps[new, old] = [(*hunk[2:], *hunk[:2]) for hunk in steps[old, new]]
-    for _, old, new, first, last, _, _, text in REASON.findall(chapter):
+    for _, old, new, first, last, _, _, text in REASON.findall(chapters):
         if (old, new) in ARROWS:
             for hunk in range(int(first or 1) - 1, int(last or first or len(steps[old, new]))):
                 reason_of[old, new, hunk] = reason_of[new, old, hunk] = len(reasons)
@@ -206,8 +209,9 @@ def page(chapter):
 
 
 if __name__ == "__main__":
-    chapter = render(CHANGES.read_text())
-    behind = [(file, text) for file, text in ((CHANGES, chapter), (PAGE, page(chapter)))
+    made = {file: render(file.read_text(), file.name) for file in CHAPTERS}
+    made[PAGE] = page("\n".join(made.values()))
+    behind = [(file, text) for file, text in made.items()
               if not file.exists() or file.read_text() != text]
     if "--check" in sys.argv[1:]:
         sys.exit("\n".join(f"{file.relative_to(ROOT)} is behind: run python tools/render.py"
