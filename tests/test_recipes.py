@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 import torch
 from conftest import IN_FLOAT64
 from launch import RECIPES, ROOT, Job, figures, load, run, start, weights
+
+compiles = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++, which compiles for the CPU")
 
 STARTS_WITHOUT_LAUNCHER = """
 import runpy
@@ -119,6 +122,7 @@ def test_bfloat16_trains_and_evaluates_as_well_as_float32_which_keeps_weights_an
 
 # compile.py
 
+@compiles
 def test_compilation_takes_place_in_the_first_epoch_alone_and_trains_the_same(recipes, plain):
     job = start("recipes.compile", 4, cwd=recipes, TORCH_LOGS="graph_code,recompiles")
     job.wait_for("epoch 1/", timeout=400)
@@ -229,6 +233,7 @@ def test_a_run_that_ends_before_the_profiled_steps_ends_well(recipes):
 
 # Together
 
+@compiles
 def test_accumulation_bfloat16_compilation_and_a_profile_go_together(recipes, plain):
     """The diffs, applied one after the other, touch no line twice but the one that names the recipe."""
     base = (ROOT / "multigpu_torchrun.py").read_text().splitlines(keepends=True)
