@@ -160,7 +160,8 @@ torch.optim.SGD.step = logged_step
 
 
 def test_each_rank_holds_its_share_of_weights_gradients_and_momentum(recipes, customize):
-    run("recipes.fsdp", 1, "--model", "resnet18", "--batch-size", 1920, cwd=recipes, **customize(LOG_BYTES))
+    """255 and 254 held-out samples in batches of 254: rank 0 has a batch more, whose forward rank 1 must attend."""
+    run("recipes.fsdp", 1, "--model", "resnet18", "--batch-size", 508, cwd=recipes, **customize(LOG_BYTES))
     whole = 3 * sum(weight.nbytes for name, weight in load(recipes / "fsdp.pt")["model"].items()
                     if "running" not in name and "num_batches" not in name)
     for rank in (0, 1):
@@ -168,12 +169,11 @@ def test_each_rank_holds_its_share_of_weights_gradients_and_momentum(recipes, cu
 
 
 def test_fsdp_and_single_gpu_go_on_from_each_other_as_if_one_had_trained_alone(recipes, float64):
-    """254 and 255 held-out samples a rank: one of them has a batch more, which the other must attend."""
     common = dict(cwd=recipes, **float64)
-    whole = figures(run("single_gpu.py", 3, "--batch-size", 254, **common))
+    whole = figures(run("single_gpu.py", 3, **common))
     printed = {}
     for script, epochs in (("recipes.fsdp", 1), ("single_gpu.py", 2), ("recipes.fsdp", 3)):
-        printed |= figures(run(script, epochs, "--batch-size", 254, "--checkpoint", "run.pt", **common))
+        printed |= figures(run(script, epochs, "--checkpoint", "run.pt", **common))
     assert printed == whole
     expected = weights(recipes / "single_gpu.pt")
     assert (weights(recipes / "run.pt") - expected).norm() <= 1e-9 * expected.norm()
