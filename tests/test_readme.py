@@ -40,11 +40,13 @@ for name in sys.argv[1:]:
         else:
             runpy.run_path(name, run_name="__main__")
 """
-    names = [*SCRIPTS, *RECIPES, *OWN_SCRIPTS, "torchrun"]
+    names = [*SCRIPTS, *RECIPES, *OWN_SCRIPTS, "tools/check_cluster.py", "torchrun"]
     text = subprocess.run([sys.executable, "-c", ask, *names], cwd=ROOT, timeout=120, check=True,
                           capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."}).stdout
     helps = dict(part.split("\n", 1) for part in text.split("HELP OF ")[1:])
-    return {name: set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", helps[name])) for name in names}
+    found = {name: set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", helps[name])) for name in names}
+    found["tools/check_cluster.py"] |= found["torchrun"]  # which it takes too
+    return found
 
 
 def given(words):
