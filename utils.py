@@ -1,5 +1,6 @@
 """What no launch style changes: model, data, command line, checkpoint file and what is printed."""
 import argparse
+import atexit
 import functools
 import math
 import os
@@ -25,6 +26,7 @@ MODELS = ["cnn", "resnet18", "resnet50", "mobilenet_v3_small", "convnext_tiny", 
 DATASETS = ["synthetic", "FashionMNIST", "MNIST", "CIFAR10"]
 
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a process even where it waits in C++
+atexit.register(time.sleep, 0.1)  # by then gloo's threads have let go of their last tensor
 
 
 def stop(message, status):
