@@ -3,8 +3,11 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import time
+from pathlib import Path
 
+PYTHON = dict(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", OMP_NUM_THREADS="1")  # an environment that is active
 CONF = """
 ClusterName=tests
 SlurmctldHost={a.name}({a.address})

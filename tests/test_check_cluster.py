@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from hosts import ip
 from launch import ROOT, two_at_a_time
+from slurm import PYTHON
 
 CHECK = ROOT / "tools/check_cluster.py"
 PARTS = ["1. Who is here", "2. What differs", "3. Who reaches whom", "4. How fast", "5. "]
-PYTHON = dict(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", OMP_NUM_THREADS="1")  # an environment that is active
 
 
 def start(hosts, *options, endpoint=None, launcher=(), checks=(CHECK, CHECK), **env):

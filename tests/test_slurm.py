@@ -1,14 +1,10 @@
 """multinode.py and its batch file under a real Slurm of two nodes."""
-import os
 import re
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 from launch import ROOT, figures, figures_in, run, two_at_a_time
-
-PYTHON = dict(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", OMP_NUM_THREADS="1")  # an environment that is active
+from slurm import PYTHON
 
 
 @pytest.fixture
@@ -39,15 +35,15 @@ def test_two_batch_jobs_at_once_both_train_and_a_requeued_one_goes_on_from_its_c
 
 def test_the_batch_file_binds_its_processes_to_the_cores_it_asks_for_or_else_leaves_them_alone(slurm, folder):
     """Set to 1 where nothing was asked for, it would leave all processes of a whole node on one core."""
-    (folder / "multinode.py").write_text("import os\nopen(f'cores.{os.getpid()}', 'w').write(os.environ.get('SRUN_CPUS_PER_TASK', 'any'))\n")
+    (folder / "multinode.py").write_text("""import os
+open("cores.{SLURM_JOB_ID}.{RANK}".format(**os.environ), "w").write(os.environ.get("SRUN_CPUS_PER_TASK", "any"))
+""")
     batch = (folder / "multinode.sbatch").read_text()
     (folder / "whole_nodes.sbatch").write_text(batch.replace("#SBATCH --cpus-per-task", "##SBATCH --cpus-per-task"))
     for file, cores in (("multinode.sbatch", "2"), ("whole_nodes.sbatch", "any")):
         job = slurm.submit(file, cwd=folder, **PYTHON)
         assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED"
-        assert [told.read_text() for told in folder.glob("cores.*")] == [cores] * 4
-        for told in folder.glob("cores.*"):
-            told.unlink()
+        assert [told.read_text() for told in folder.glob(f"cores.{job}.*")] == [cores] * 4
 
 
 def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at_that_step(slurm, folder, float64, one_device):

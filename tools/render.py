@@ -27,8 +27,8 @@ PLACE = re.compile(
 REASON = re.compile(PLACE.pattern + r"\n(.*?)(?=\n<!-- diff |\n#|\Z)", re.DOTALL)
 ARROWS = [("single_gpu.py", "dp.py"), ("single_gpu.py", "multigpu_spawn.py"),
           ("multigpu_spawn.py", "multigpu_torchrun.py"), ("multigpu_torchrun.py", "multinode.py"),
-          *(("multigpu_torchrun.py", f"recipes/{name}.py") for name in (
-              "accumulate", "bf16", "compile", "fsdp", "profiler", "preempt"))]
+          *(("multigpu_torchrun.py", f"recipes/{file.name}")
+            for file in sorted(ROOT.glob("recipes/*.py")))]
 SCRIPTS = ["single_gpu.py", *(new for _, new in ARROWS)]
 COLOURS = {token.Comment: "c", token.String: "s", token.Number: "n", token.Keyword: "k",
            token.Operator.Word: "k", token.Name.Builtin: "b", token.Name.Function: "d",
