@@ -1,52 +1,67 @@
-"""Runs scripts in forked processes, so that torch is imported once for all of them.
-
-Its argument is a list, as JSON, of [folder, processes, script, *arguments]: the script alone where
-there are 0 processes, else as so many ranks. What a run prints and saves is listed in its folder.
-"""
-import glob
-import json
+"""The ranks of a script, forked from a process that has torch: a start of Python with it takes four seconds."""
+import functools
+import multiprocessing
 import os
+import runpy
 import socket
 import sys
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
 
 import torch
-import torch._dynamo  # DDP and the first optimizer load it
-import torch.distributed.nn
+import torch.multiprocessing
+from launch import ROOT
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["forked", "torch._dynamo", "torch.distributed.nn", "torchvision.models"])  # loaded later else
 
 
-def run(folder, rank, processes, port, script, arguments):
+def be_rank(script, arguments, folder, output, environment, before):
     os.chdir(folder)
-    for stream, name in ((1, "printed"), (2, "errors")):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    for stream, suffix in ((1, ".out"), (2, ".err")):
+        os.dup2(os.open(output.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # of loader workers; what is forked here has another default
+    exec(before, {})
+    torch.multiprocessing.spawn = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
+    sys.argv = [script, *arguments]
+    if script.startswith("recipes."):
+        sys.path.insert(0, str(folder))
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, os.path.dirname(script))
+        runpy.run_path(script, run_name="__main__")
+    if script != "recipes.fsdp":  # DTensor's caches keep the group
+        threads = [thread.read_text() for thread in Path("/proc/self/task").glob("*/comm")]
+        assert "gloo" not in "".join(threads), "the script has ended and gloo's threads have not"
+
+
+def train(script, *arguments, cwd, processes=2, device="cpu", before="", status=0, timeout=180, **environment):
+    """Run a script to its end, by itself where there are 0 processes, else as so many ranks, as torchrun would."""
+    arguments = [str(argument) for argument in (*arguments, *(["--device", device] if device else []))]
+    output, ranks = Path(cwd) / str(uuid.uuid4()), []
+    if script == "multigpu_spawn.py" and processes:
+        arguments, processes = [*arguments, "-g", str(processes)], 0
     if processes:
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes),
-                          MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    save = torch.save
-
-    def logged(state, path):
-        with open("saved", "a") as file:
-            file.write(f"{path}\n")
-        save(state, path)
-    torch.save, sys.argv = logged, [script, *arguments]
-    variables = {"__name__": "__main__", "__file__": script}
-    with open(script) as file:
-        exec(compile(file.read(), script, "exec"), variables)
-    for thread in glob.glob("/proc/self/task/*/comm"):
-        with open(thread) as file:
-            assert "gloo" not in file.read(), "the script has ended and gloo's threads have not"
-    sys.stdout.flush()
-    os._exit(0)  # the interpreter's own end takes a second of each process
-
-
-for folder, processes, script, *arguments in json.loads(sys.argv[1]):
-    os.makedirs(folder)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    ranks = []
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            environment.update(WORLD_SIZE=processes, LOCAL_WORLD_SIZE=processes, MASTER_ADDR="127.0.0.1",
+                               MASTER_PORT=free.getsockname()[1])
     for rank in range(processes or 1):
-        ranks.append(os.fork())
-        if not ranks[-1]:
-            run(folder, rank, processes, port, script, arguments)
-    status = [os.waitpid(rank, 0)[1] for rank in ranks]
-    with open(os.path.join(folder, "status"), "w") as file:
-        json.dump(status, file)
+        if processes:
+            environment.update(RANK=rank, LOCAL_RANK=rank)
+        ranks.append(context.Process(target=be_rank, args=(
+            script if str(script).startswith("recipes.") else str(ROOT / script), arguments, cwd, output,
+            {name: str(value) for name, value in environment.items()}, before)))
+        ranks[-1].start()
+    try:
+        for process in ranks:
+            process.join(timeout)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+    stdout, stderr = (output.with_suffix(suffix).read_text() for suffix in (".out", ".err"))
+    assert [process.exitcode for process in ranks] == [status] * len(ranks), stdout + stderr
+    return SimpleNamespace(stdout=stdout, stderr=stderr)

@@ -6,10 +6,10 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -18,22 +18,18 @@ ROOT = Path(__file__).resolve().parent.parent
 BY_TORCHRUN = ["multigpu_torchrun.py", "multinode.py"]
 SCRIPTS = ["single_gpu.py", "dp.py", "multigpu_spawn.py", *BY_TORCHRUN]
 RECIPES = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "recipes").glob("*.py"))
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where the order of a sum hardly matters
+SLOWLY = IN_FLOAT64 + """
+import time
+step = torch.optim.SGD.step
+def step_slowly(self):  # so that there is something left to train when what was lost comes back
+    time.sleep(0.1)
+    return step(self)
+torch.optim.SGD.step = step_slowly
+"""
 FIGURES = re.compile(r"epoch +(\d+)/\d+ \| loss (\S+) \| accuracy (\S+)% \| \S+ samples/s \| \d+:\d\d left")
-
-
-def command(script, *arguments, processes=2, torchrun=(), device="cpu"):
-    """The command line that starts a script; None leaves out what says how many processes, or on which device."""
-    line, arguments = [sys.executable], [str(argument) for argument in arguments]
-    if device:
-        arguments += ["--device", device]
-    if (script in BY_TORCHRUN or script.startswith("recipes.")) and processes:
-        line += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *torchrun]
-    if script == "multigpu_spawn.py" and processes:
-        arguments += ["-g", str(processes)]
-    return [*line, *(["-m", script] if script.startswith("recipes.") else [str(ROOT / script)]), *arguments]
-
-
-ended_well_with_several_processes = []
 
 
 class Job:
@@ -45,9 +41,8 @@ class Job:
         self.stdout, self.lines, self.errors = "", queue.Queue(), Path(cwd) / f"{value}.err"
         with open(self.errors, "w") as errors:
             self.process = subprocess.Popen(
-                command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-                text=True, start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", name: value, **env})
+                [str(word) for word in command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+                text=True, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", name: value, **env})
         threading.Thread(target=self.read, daemon=True).start()
 
     def read(self):
@@ -56,7 +51,7 @@ class Job:
                 self.lines.put(line)
         self.lines.put(None)
 
-    def wait_for(self, text, timeout=120):
+    def wait_for(self, text, timeout=180):
         """Read what the job prints until a line contains text."""
         end = time.monotonic() + timeout
         while True:
@@ -67,9 +62,9 @@ class Job:
             assert line is not None, f"did not print {text!r}:\n{self.stdout}{self.stderr}"
             self.stdout += line
             if text in line:
-                return line
+                return
 
-    def wait(self, timeout=120):
+    def wait(self, timeout=180):
         """The job's status, once it and all its processes have ended."""
         try:
             status = self.process.wait(timeout)
@@ -78,80 +73,85 @@ class Job:
             self.wait_until_gone(10)
         finally:
             self.kill()
-        if status == 0 and re.match("processes: [24],", self.stdout):
-            ended_well_with_several_processes.append(self)
         return status
 
     @property
     def stderr(self):
         return self.errors.read_text()
 
-    def pids(self):
-        """The processes that carry this job's mark, wherever they are in the process tree."""
-        found = []
+    def environments(self):
+        """What stands in the environment of each of the job's processes, wherever they are in the process tree."""
+        found = {}
         for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-                if state != "Z" and self.mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-            except OSError:  # it has ended meanwhile
-                pass
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                environment = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+                if self.mark in environment:
+                    found[int(folder.name)] = environment
         return found
 
     def workers(self):
-        """The training processes: those that a launcher started with this script, by rank."""
-        ranks = {}
-        for pid in self.pids():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                for variable in Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0"):
-                    if variable.startswith("LOCAL_RANK="):
-                        ranks.setdefault(int(variable.partition("=")[2]), pid)
-        return ranks
+        """The training processes: those that a launcher started, by rank."""
+        return {int(variable.partition("=")[2]): pid for pid, environment in sorted(self.environments().items(), reverse=True)
+                for variable in environment if variable.startswith("LOCAL_RANK=")}
 
     def wait_until_gone(self, timeout):
         end = time.monotonic() + timeout
-        while pids := self.pids():
+        while pids := list(self.environments()):
             assert time.monotonic() < end, f"left behind: {pids}\n{self.stdout}{self.stderr}"
             time.sleep(0.05)
 
     def kill(self):
-        for pid in self.pids():
-            try:
+        for pid in self.environments():
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self.process.wait()
 
 
-def start(script, *arguments, cwd, processes=2, torchrun=(), device="cpu", **env):
-    return Job(command(script, *arguments, processes=processes, torchrun=torchrun, device=device), cwd, **env)
+def first(lines, folder):
+    """An environment in which every Python process runs these lines before all others."""
+    place = Path(tempfile.mkdtemp(dir=folder))
+    (place / "sitecustomize.py").write_text(lines)
+    return {"PYTHONPATH": str(place)}
 
 
-def run(script, *arguments, cwd, status=0, timeout=120, **options):
+def logs(function, what):
+    """Lines after which each rank writes down what an expression gives whenever a function was called."""
+    return f"""
+import functools, os, torch, torchvision, zlib
+import torch.distributed.algorithms.ddp_comm_hooks.default_hooks as hooks
+def wrapped(function):
+    @functools.wraps(function)
+    def logged(*given, **options):
+        result = function(*given, **options)
+        with open("log." + os.environ.get("RANK", "0"), "a") as file:
+            print({what}, file=file)
+        return result
+    return logged
+{function} = wrapped({function})
+"""
+
+
+def start(script, *arguments, cwd, processes=2, torchrun=(), device="cpu", before="", **env):
+    """Start a script by its command line; None leaves out what says how many processes, or on which device."""
+    line, arguments = [sys.executable], [*arguments, *(["--device", device] if device else [])]
+    if (script in BY_TORCHRUN or script.startswith("recipes.")) and processes:
+        line = [*TORCHRUN, "--standalone", f"--nproc_per_node={processes}", *torchrun]
+    if script == "multigpu_spawn.py" and processes:
+        arguments += ["-g", processes]
+    line += ["-m", script] if script.startswith("recipes.") else [ROOT / script]
+    return Job([*line, *arguments], cwd, **env, **(first(before, cwd) if before else {}))
+
+
+def run(script, *arguments, status=0, timeout=180, **options):
     """Run a script to its end, and check how it ended."""
-    job = start(script, *arguments, cwd=cwd, **options)
+    job = start(script, *arguments, **options)
     ended = job.wait(timeout)
     assert ended == status, f"status {ended} instead of {status}\n{job.stdout}{job.stderr}"
     return job
 
 
-def two_at_a_time(function, *calls):
-    """Call a function with each of several arguments; most of what a job takes is its start."""
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(function, calls))
-
-
-def run_all(*calls):
-    """Run several jobs; each call is the arguments of run, options last."""
-    return two_at_a_time(lambda call: run(*call[:-1], **call[-1]), *calls)
-
-
-def figures(job):
-    """Loss and accuracy (in percent) of each epoch that the job printed."""
-    return figures_in(job.stdout)
-
-
-def figures_in(text):
+def figures(text):
+    """Loss and accuracy (in percent) of each epoch that was printed."""
     return {int(epoch): (float(loss), float(accuracy)) for epoch, loss, accuracy in FIGURES.findall(text)}
 
 
@@ -160,4 +160,5 @@ def load(path):
 
 
 def weights(path):
-    return torch.cat([tensor.flatten().double() for tensor in load(path)["model"].values()])
+    state = load(path)
+    return torch.cat([tensor.flatten().double() for tensor in state.get("model", state).values()])

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-PYTHON = dict(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", OMP_NUM_THREADS="1")  # an environment that is active
+PYTHON = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}  # an active environment
 CONF = """
 ClusterName=tests
 SlurmctldHost={a.name}({a.address})
@@ -37,11 +37,11 @@ PartitionName=all Nodes=ALL Default=YES
 class Slurm:
     def __init__(self, hosts, folder):
         self.hosts, self.folder = hosts, folder
-        self.environment = {**os.environ, "SLURM_CONF": f"{folder}/slurm.conf"}
+        self.environment = {**os.environ, **PYTHON, "SLURM_CONF": f"{folder}/slurm.conf"}
 
     def run(self, *words, cwd=None, **env):
         """One of Slurm's commands, given on the first host."""
-        return subprocess.run(self.hosts[0].command(*words), cwd=cwd, capture_output=True, text=True, timeout=120,
+        return subprocess.run(self.hosts[0].command(*words), cwd=cwd, capture_output=True, text=True, timeout=180, check=False,
                               env={**self.environment, **env})
 
     def __call__(self, *words, **options):
@@ -52,19 +52,20 @@ class Slurm:
     def submit(self, *words, cwd, **env):
         return self("sbatch", "--parsable", *words, cwd=cwd, **env).strip()
 
-    def wait_for(self, text, output, timeout=120):
+    def wait_for(self, text, output):
         """Until a job has written this to its file."""
-        end = time.monotonic() + timeout
+        end = time.monotonic() + 180
         while not output.exists() or text not in output.read_text():
             assert time.monotonic() < end, output.exists() and output.read_text()
             time.sleep(0.1)
 
-    def wait(self, job, *states, timeout=240):
-        """Until a job is in one of these states."""
-        end = time.monotonic() + timeout
-        while (state := self("scontrol", "show", "job", job).split("JobState=")[1].split()[0]) not in states:
+    def wait(self, job):
+        """How a job ended."""
+        end, state = time.monotonic() + 240, None
+        while state not in ("COMPLETED", "FAILED"):
             assert time.monotonic() < end, f"job {job} is {state}"
             time.sleep(0.2)
+            state = self("scontrol", "show", "job", job).split("JobState=")[1].split()[0]
         return state
 
 

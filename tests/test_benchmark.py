@@ -21,10 +21,9 @@ def benchmark(monkeypatch):
     return benchmark
 
 
-def test_a_round_gives_table_and_record(tmp_path, customize):
-    without_matplotlib = customize("import sys\nsys.modules['matplotlib'] = None\n")
-    job = Job([*BENCHMARK, "--gpus", "2", "--rounds", "1", "--epochs", "3", "--output", "figures"],
-              tmp_path, CUDA_VISIBLE_DEVICES="", **without_matplotlib)
+def test_a_round_gives_table_and_record(tmp_path):
+    job = Job([*BENCHMARK, "--gpus", "2", "--rounds", "1", "--epochs", "3", "--output", "figures.json"],
+              tmp_path, CUDA_VISIBLE_DEVICES="")
     assert job.wait(300) == 0, job.stderr
     rows = re.findall(r"^\| (\w+\.py[^|]*) \| (\d+) \|.* (\d\.\d{4}) \|$", job.stdout, re.MULTILINE)
     losses = {(style, int(processes)): loss for style, processes, loss in rows}
@@ -37,7 +36,6 @@ def test_a_round_gives_table_and_record(tmp_path, customize):
     assert {"torch", "torchvision", "python", "cpu", "cores", "gpus"} <= record.keys()
     for row in record["rows"]:
         assert row["runs"][0]["samples/s"] > 0 and 100 < row["runs"][0]["memory, MB"] < 10_000
-    assert "pip install matplotlib" in job.stderr and not (tmp_path / "figures.svg").exists()
 
 
 def test_the_chapter_shows_the_figures_of_the_record(benchmark):
@@ -49,6 +47,6 @@ def test_the_chapter_shows_the_figures_of_the_record(benchmark):
 
 
 def test_a_script_that_fails_is_shown_with_its_own_line(tmp_path):
-    job = Job([*BENCHMARK, "--model", "no_such_model", "--output", "figures"], tmp_path)
+    job = Job([*BENCHMARK, "--model", "no_such_model", "--output", "figures.json"], tmp_path)
     assert job.wait() == 1
     assert "argument --model: invalid choice: 'no_such_model'" in job.stderr and not (tmp_path / "figures.json").exists()

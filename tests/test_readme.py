@@ -1,15 +1,17 @@
 """README and its chapters say what is so: diffs are the files', commands exist, links lead somewhere."""
 import functools
-import os
 import re
 import shlex
 import subprocess
 import sys
 
 import pytest
-from launch import RECIPES, ROOT, SCRIPTS, Job, two_at_a_time
+from forked import train
+from launch import RECIPES, ROOT, SCRIPTS
+from torch.distributed.run import get_args_parser
 
-CHAPTERS = {file: file.read_text() for file in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))}
+FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+CHAPTERS = {file: file.read_text() for file in FILES}
 CHANGES = CHAPTERS[ROOT / "docs/changes.md"]
 OWN_SCRIPTS = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "docs").glob("own_*.py"))
 
@@ -25,28 +27,6 @@ def commands():
     lines = "\n".join(texts).replace("\\\n", "").splitlines()
     starts = [re.search(r"(\w+=\S* )*(\S*/)?(python3?|torchrun) .*", line) for line in lines]
     return [part.strip() for start in starts if start for part in start[0].split("&&")]
-
-
-@functools.cache
-def options():
-    """The options that --help names, of every script and of torchrun, all asked in one process."""
-    ask = """import contextlib, runpy, sys
-for name in sys.argv[1:]:
-    sys.argv = [name, "--help"]
-    print("HELP OF", name)
-    with contextlib.suppress(SystemExit):
-        if name == "torchrun":
-            runpy.run_module("torch.distributed.run", run_name="__main__")
-        else:
-            runpy.run_path(name, run_name="__main__")
-"""
-    names = [*SCRIPTS, *RECIPES, *OWN_SCRIPTS, "tools/check_cluster.py", "torchrun"]
-    text = subprocess.run([sys.executable, "-c", ask, *names], cwd=ROOT, timeout=120, check=True,
-                          capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."}).stdout
-    helps = dict(part.split("\n", 1) for part in text.split("HELP OF ")[1:])
-    found = {name: set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", helps[name])) for name in names}
-    found["tools/check_cluster.py"] |= found["torchrun"]  # which it takes too
-    return found
 
 
 def given(words):
@@ -87,7 +67,15 @@ def test_the_front_door_is_short_and_leads_to_every_chapter():
     assert all(f"]({file.relative_to(ROOT)})" in readme for file in CHAPTERS if file != ROOT / "README.md")
 
 
-def test_every_command_names_files_and_options_that_exist():
+def test_every_command_names_files_and_options_that_exist(recipes):
+    @functools.cache
+    def options(name):
+        if name == "torchrun":
+            return {option for action in get_args_parser()._actions for option in action.option_strings}
+        name = re.sub(r"^recipes/(\w+)\.py$", r"recipes.\1", name)
+        found = re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", train(name, "--help", cwd=recipes, processes=0, device=None).stdout)
+        return {*found, *(options("torchrun") if name == "tools/check_cluster.py" else [])}  # which it takes too
+
     found = commands()
     assert len(found) > 20
     for line in found:
@@ -101,9 +89,9 @@ def test_every_command_names_files_and_options_that_exist():
         place = words.index(files[0])
         if words[0].endswith("torchrun") or "torch.distributed.launch" in words:
             before = given(words[1:place]) - {"-m", "--use-env"}
-            assert before <= options()["torchrun"], line
+            assert before <= options("torchrun"), line
         if given(words[place + 1:]):
-            assert given(words[place + 1:]) <= options()[files[0]], line
+            assert given(words[place + 1:]) <= options(files[0]), line
 
 
 def test_no_command_restarts_without_what_restarts_need():
@@ -119,28 +107,11 @@ def test_no_command_restarts_without_what_restarts_need():
 
 def test_saved_weights_work_elsewhere_as_readme_shows(tmp_path):
     snippet, = (block for block in blocks("python") if "load_state_dict" in block)
-    made = """import torch, utils
-torch.save({"model": utils.build_model("cnn").state_dict()}, "multigpu_spawn.pt")
-"""
-    done = subprocess.run([sys.executable, "-c", made + snippet], cwd=tmp_path, timeout=120,
-                          capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert re.fullmatch(r"predicted: \d label: \d\n", done.stdout), done.stderr
-
-
-def test_own_script_prints_the_same_losses_under_torchrun_and_resumes(tmp_path):
-    def losses(command, *arguments):
-        job = Job([*command, *map(str, arguments)], tmp_path, CUDA_VISIBLE_DEVICES="")
-        assert job.wait() == 0, job.stderr
-        return re.findall(r"epoch (\d+) \| loss (\S+) \| test loss (\S+)", job.stdout)
-
-    plain = [sys.executable, ROOT / "docs/own_script.py"]
-    ddp = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-           ROOT / "docs/own_script_ddp.py"]
-    alone, shared = two_at_a_time(lambda call: losses(*call), (plain, "--epochs", 6), (ddp, "--epochs", 4))
-    assert [int(epoch) for epoch, _, _ in alone] == [1, 2, 3, 4, 5, 6]
-    assert shared == alone[:4]
-    assert losses(plain, "--epochs", 6, "--checkpoint", "own_script_ddp.pt") == alone[4:]
+    train("single_gpu.py", 1, "--checkpoint", "multigpu_spawn.pt", cwd=tmp_path, processes=0)
+    (tmp_path / "snippet.py").write_text(snippet)
+    (tmp_path / "utils.py").symlink_to(ROOT / "utils.py")
+    done = train(tmp_path / "snippet.py", cwd=tmp_path, processes=0, device=None)
+    assert re.fullmatch(r"predicted: \d label: \d\n", done.stdout)
 
 
 @pytest.mark.parametrize("change, says", [

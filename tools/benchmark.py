@@ -6,7 +6,6 @@ process has one thread on the CPU, as torchrun gives it, also where it is the on
 """
 import argparse
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -24,12 +23,11 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-import utils  # noqa: E402
+import utils
 
 DDP_SCRIPTS = ("multigpu_spawn.py", "multigpu_torchrun.py", "multinode.py")
 EPOCH = re.compile(r"epoch +\d+/\d+ \| loss (\S+) \| accuracy \S+% \| (\S+) samples/s")
 WARM_UP = 2  # epochs left out
-COLOURS = ("#1f77b4", "#d55e00", "#009e73", "#9467bd", "#b8860b")  # 3 to 1 on white and on black
 
 
 def run(script, devices, args, batch_size, first_device=0):
@@ -136,37 +134,6 @@ def measure(args, jobs):
     return measured
 
 
-def draw(rows, path):
-    import matplotlib
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-    grey = "#767676"  # readable on white and on black; the style below is for browsers
-    colors = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color",
-                            "ytick.color"), grey)
-    plt.rcParams.update({**colors, "svg.fonttype": "none", "svg.hashsalt": "benchmark"})
-    figure, axes = plt.subplots(figsize=(7, 4.5))
-    curves = {}
-    for row in rows:
-        if "--batch-size" not in row["style"]:
-            speeds = [run["samples/s"] for run in row["runs"]]
-            curves.setdefault(row["style"].split()[0], []).append((row["devices"], speeds))
-    ticks = sorted({devices for points in curves.values() for devices, _ in points})
-    base, most = statistics.median(curves["single_gpu.py"][0][1]), ticks[-1]
-    axes.plot([1, most], [base, base * most], "--", color=grey, label="ideal")
-    for i, (style, points) in enumerate(curves.items()):
-        shift = (i / len(curves) - 0.4) * most / 25  # side by side, not on top of each other
-        middle = [statistics.median(speeds) for _, speeds in points]
-        error = [[m - min(speeds) for m, (_, speeds) in zip(middle, points)],
-                 [max(speeds) - m for m, (_, speeds) in zip(middle, points)]]
-        axes.errorbar([devices + shift for devices, _ in points], middle, error, capsize=4,
-                      label=style, marker="osD^v"[i], color=COLOURS[i])
-    axes.set(xlabel="processes (of dp.py: GPUs)", ylabel="samples/s", ylim=(0, None), xticks=ticks)
-    axes.legend(frameon=False)
-    figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})
-    style = "<style>@media (prefers-color-scheme: dark) { text { fill: #ddd !important } }</style>"
-    path.write_text(path.read_text().replace("</metadata>", f"</metadata>\n {style}", 1))
-
-
 def cpu_model():
     cpus = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", cpus.read_text()) if cpus.exists() else []
@@ -187,7 +154,7 @@ def main():
     add("--epochs", type=utils.count, default=200 if gpus else 12,
         help=f"of a run; {WARM_UP} of them warm up")
     add("--rounds", type=utils.count, default=3, help="of all the runs")
-    add("--output", type=Path, default=ROOT / "docs/benchmark", help="where .json and .svg go")
+    add("--output", type=Path, default=ROOT / "docs/benchmark.json", help="the record")
     args = parser.parse_args()
     most = gpus or cores
     args.gpus = sorted({*(args.gpus or (n for n in (1, 2, 4, 8, 16, most)
@@ -201,11 +168,9 @@ def main():
             parser.error(f"argument --batch-size: {args.batch_size} does not divide by {n}")
     if not os.access(args.output.parent, os.W_OK):
         parser.error(f"argument --output: nothing can be written to {args.output.parent}")
-    if not (picture := importlib.util.find_spec("matplotlib")):
-        print("the picture will not be drawn: that needs matplotlib (pip install matplotlib)",
-              file=sys.stderr)
 
     measured = measure(args, jobs_of(args))
+
     def ratios(runs, to):
         return [run["samples/s"] / other["samples/s"] for run, other in zip(runs, to)]
 
@@ -225,9 +190,7 @@ def main():
               "cpu": cpu_model(), "cores": cores, "OMP_NUM_THREADS": "1",
               "gpus": [torch.cuda.get_device_name(i) for i in range(gpus)],
               "rows": rows}
-    Path(f"{args.output}.json").write_text(json.dumps(record, indent=1) + "\n")
-    if picture:
-        draw(rows, Path(f"{args.output}.svg"))
+    args.output.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ It is torchrun then, but one that does not wait ten minutes, and without a word,
 does not come. By Slurm alone: srun --kill-on-bad-exit=1 python tools/check_cluster.py
 """
 import argparse
+import contextlib
 import fcntl
 import hashlib
 import ipaddress
@@ -17,7 +18,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -25,28 +25,18 @@ from pathlib import Path
 from statistics import median
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's own alarms would bury what is found
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
+import torch
+import torch.distributed as dist
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-import utils  # noqa: E402
+import utils
 
 CLOCKS = 5  # seconds apart: a third of what torchrun's heartbeats, 3 of 5 s, bear by default
 ROUND_TRIP = 0.005  # seconds: machines in one building need a tenth of it
 LEAST = 60e6  # bytes a second: half of what the slowest cable in use, 1 Gbit/s, carries
 MB = 2**20
-# A process beside each one: ends it when it is stopped or stuck, where it cannot do so itself. It
-# is told again and again for how many seconds it may hear nothing.
-SENTINEL = """import os, select, sys
-while told := os.read(0, 99):
-    if not select.select([0], [], [], float(told.split()[-1]))[0]:
-        sys.stderr.write(sys.argv[1])
-        os.kill(os.getppid(), 9)
-        break"""
-
 found = {"processes": [], "connections": [], "all-reduce": {}, "products/s": {}, "faults": []}
-now = {"stage": "waiting for the others", "since": time.monotonic(), "status": "go on"}
 
 
 def parse_args():
@@ -62,12 +52,10 @@ def parse_args():
     add("--backend", help="the device's own by default")
     add("--machines", type=int, default=0, help="that should come, where torchrun --nnodes=MIN:MAX "
         "starts with fewer")
-    add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # from torch.distributed.launch
     args, options = parser.parse_known_args()
     if options and "LOCAL_RANK" in os.environ and not args.machines:
         parser.error(f"unrecognized arguments: {' '.join(options)}")
     args.backend = args.backend or dist.get_default_backend_for_device(args.device)
-    args.patience = min(args.wait, 10)  # seconds for which a process that is there may be silent
     return args, options
 
 
@@ -75,7 +63,6 @@ def launch(args, options):
     """Be torchrun, except that the processes start without the machines that do not come."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
-    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
     from torch.distributed.run import get_args_parser, run
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # rank 0 says it
     launcher = get_args_parser().parse_args([*options, __file__])
@@ -91,28 +78,112 @@ def launch(args, options):
         conf.append(f"is_host={launcher.node_rank == 0}")
         launcher.node_rank = 0  # c10d would warn of another
     last_call = max(1, args.wait - 5)  # the processes then take some seconds to start
-    conf += [f"last_call_timeout={last_call}", f"read_timeout={args.wait + 5}"]
+    conf += [f"last_call_timeout={last_call}", f"read_timeout={args.wait // 2}"]  # it tries twice
     launcher.nnodes, launcher.rdzv_conf = f"1:{machines}", ",".join(conf)
-
-    def look_for_the_rendezvous():
-        try:
-            socket.create_connection(parse_rendezvous_endpoint(launcher.rdzv_endpoint, 29400), 3)
-        except OSError as error:
-            print(f"{socket.gethostname()}: waited {args.wait} s for the machine of the "
-                  f"rendezvous, {launcher.rdzv_endpoint}: {error}. Is it started, is this the name "
-                  "that `hostname` prints there, does a firewall drop what comes from here?",
-                  file=sys.stderr, flush=True)
-            os._exit(1)
-    timer = threading.Timer(args.wait, look_for_the_rendezvous)
-    timer.daemon = True
-    if machines > 1:
-        timer.start()
     try:
         run(launcher)
     except ChildFailedError:  # it has said why
         sys.exit(1)
     except RendezvousError as error:
-        sys.exit(f"{socket.gethostname()}: {error}")
+        sys.exit(f"{socket.gethostname()}: waited {args.wait} s for the machine of the rendezvous, "
+                 f"{launcher.rdzv_endpoint}: {error} Is it started, is this the name that "
+                 "`hostname` prints there, does a firewall drop what comes from here?")
+
+
+class Meeting:
+    """Where the processes come together after each step, and rank 0 sees who does not."""
+
+    # A process beside each one ends it when a step takes too long: one that was stopped, or waits
+    # for a rank 0 that was, cannot do that itself.
+    GUARD = """import os, select, sys
+while told := os.read(0, 99):
+    if not select.select([0], [], [], float(told.split()[-1]))[0]:
+        sys.stderr.write(sys.argv[1])
+        os.kill(os.getppid(), 9)
+        break"""
+
+    def __init__(self, args, rank, local_rank, world_size):
+        self.args, self.rank, self.ranks = args, rank, range(world_size)
+        self.patience = min(args.wait, 20)  # seconds that a step may take once all are there
+        self.thread = ThreadPoolExecutor(1)
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        last_words = (f"{socket.gethostname()}: nothing is heard of rank 0 at {host}:{port}. Is it "
+                      "there, and does a firewall let this machine connect to it?\n")
+        self.guard = subprocess.Popen(
+            [sys.executable, "-ISc", self.GUARD, last_words if local_rank == 0 else ""],
+            stdin=subprocess.PIPE, bufsize=0, start_new_session=True)  # SIGTERM is not for it
+        self.grace = 7 + 2 * (local_rank > 0)  # one of each machine says it before all end
+        self.begin_step(args.wait)
+        serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        self.store = dist.PrefixStore("check", dist.TCPStore(
+            host, port, is_master=serves, wait_for_workers=False, timeout=timedelta(hours=1)))
+
+    def begin_step(self, seconds):
+        self.guard.stdin.write(b"%d\n" % (seconds + self.grace))
+
+    def collect(self, step, mine, seconds):
+        """Rank 0 gets what each process has, None where nothing came; the others what it tells."""
+        self.step = step
+        self.store.set(f"{step}/{self.rank}", json.dumps(mine))
+        if self.rank != 0:
+            status, told = json.loads(self.store.get(step))
+            if status is not None:
+                os._exit(status)
+            return told
+        keys = [f"{step}/{rank}" for rank in self.ranks]
+        with contextlib.suppress(dist.DistStoreError):
+            self.store.wait(keys, timedelta(seconds=seconds))
+        return [json.loads(self.store.get(key)) if self.store.check([key]) else None for key in keys]
+
+    def all_do(self, step, rows, function, *arguments):
+        """Rank 0 gets what the function returned in each process, if it did in all."""
+        if self.rank == 0:  # nothing stands in the way: the others wait for this after each step
+            self.store.set(self.step, json.dumps([None, rows]))
+        self.begin_step(self.patience)
+        try:  # in a thread, for a collective may wait for ever
+            mine = [self.thread.submit(function, *arguments).result(self.patience), None]
+        except TimeoutError:
+            mine = [None, f"no end within {self.patience} s"]
+        except Exception as error:
+            mine = [None, " ".join(str(error).split())[:300]]
+        given = self.collect(step, mine, 3 if mine[1] else self.patience + 3)
+        if self.rank != 0:
+            return []
+        failed = [f"{names([row])} failed in {step}: {one[1]}"
+                  for row, one in zip(rows, given) if one and one[1]]
+        if silent := [row for row, one in zip(rows, given) if one is None]:
+            failed = [f"{names(silent)} said nothing for {self.patience} s in {step}: stopped, "
+                      "killed or cut off?"]
+        if failed:
+            self.verdict(failed, "")
+            self.finish()
+        return [one[0] for one in given]
+
+    def verdict(self, faults, good):
+        """The end of a part: what is wrong there, or that nothing is."""
+        found["faults"] += faults
+        lines = [f"   NOT GOOD: {fault}" for fault in faults] or [f"   good: {good}"]
+        print(*lines, sep="\n", flush=True)
+
+    def finish(self):
+        """Rank 0's last words, and the end of all processes."""
+        status = int(bool(found["faults"]))
+        print(f"5. First to mend: {found['faults'][0]}" if status else "5. Fine.", flush=True)
+        if self.args.json:
+            record = {"command": sys.argv, "fine": not status, **found}
+            self.args.json.write_text(json.dumps(record, indent=1) + "\n")
+        self.store.set(self.step, json.dumps([status, None]))
+        time.sleep(1)  # the store may end with this process: the others read it first
+        os._exit(status)
+
+
+def names(rows):
+    """These processes in words: ranks 0, 1 on node1; rank 4 on node2."""
+    machines = {row["machine"]: [] for row in rows}
+    for row in rows:
+        machines[row["machine"]].append(str(row["rank"]))
+    return "; ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} on {machine}"
+                     for machine, ranks in machines.items())
 
 
 def network_cards():
@@ -120,11 +191,9 @@ def network_cards():
     cards = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            try:  # 0x8915: SIOCGIFADDR, for which Python has no function
+            with contextlib.suppress(OSError):  # 0x8915: SIOCGIFADDR
                 answer = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()))
                 cards[name] = socket.inet_ntoa(answer[20:24])
-            except OSError:
-                pass
     return cards
 
 
@@ -132,14 +201,12 @@ def address_given_out(backend, cards):
     """What the backend tells the others to connect to."""
     chosen = os.environ.get(f"{backend.upper()}_SOCKET_IFNAME")
     if backend == "gloo" and not chosen:  # that of the machine's own name
-        try:
+        with contextlib.suppress(OSError):
             return socket.getaddrinfo(socket.gethostname(), None)[0][4][0]
-        except OSError:
-            return "127.0.0.1"
     chosen = chosen or "^lo,docker,virbr"  # NCCL's own choice; ^ says which not
-    names = tuple(chosen.lstrip("^=").split(","))
+    beginnings = tuple(chosen.lstrip("^=").split(","))
     fits = [address for name, address in cards.items()
-            if name.startswith(names) != chosen.startswith("^")]
+            if name.startswith(beginnings) != chosen.startswith("^")]
     return fits[0] if fits else "127.0.0.1"
 
 
@@ -154,118 +221,42 @@ def describe(args, device, rank, port):
     version = torch.cuda.nccl.version() if args.backend == "nccl" else ["in torch"]
     scripts = {str(script.relative_to(ROOT)): hashlib.sha256(script.read_bytes()).hexdigest()[:8]
                for script in (*ROOT.glob("*.py"), *ROOT.glob("recipes/*.py"), Path(__file__))}
-    variables = {name: value for name, value in os.environ.items() if name == "OMP_NUM_THREADS" or
-                 name.startswith(("NCCL_", "GLOO_")) and "IFNAME" not in name}  # cards may differ
+    variables = {name: value for name, value in os.environ.items() if name.startswith(
+        ("NCCL_", "GLOO_", "OMP_NUM_THREADS")) and "IFNAME" not in name}  # cards may differ
     return {"rank": rank, "machine": socket.gethostname(),
             "address": address_given_out(args.backend, cards), "device": str(device), "name": name,
             "torch": torch.__version__, "Python": platform.python_version(),
             "backend": f"{args.backend} {'.'.join(map(str, version))}",
             "threads": torch.get_num_threads(),
-            "node": int(os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", 0))),
+            "node": int(os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0"))),
             "port": port, "cards": cards, "unit": unit, "devices": devices, "room": room,
             "variables": variables, "scripts": scripts}
 
 
-def names(rows):
-    """These processes in words: ranks 0, 1 on node1; rank 4 on node2."""
-    machines = {row["machine"]: [] for row in rows}
-    for row in rows:
-        machines[row["machine"]].append(str(row["rank"]))
-    return "; ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} on {machine}"
-                     for machine, ranks in machines.items())
-
-
-def verdict(faults, good):
-    """The end of a part: what is wrong there, or that nothing is."""
-    found["faults"] += faults
-    print(*([f"   NOT GOOD: {fault}" for fault in faults] or [f"   good: {good}"]), sep="\n",
-          flush=True)
-
-
-def finish(args, *faults):
-    """Rank 0's last words; watch() then ends all processes with this status."""
-    if now["status"] != "go on":
-        return
-    if faults:
-        verdict(faults, "")
-    first = f"First to mend: {found['faults'][0]}" if found["faults"] else "Fine."
-    print(f"5. {first}", flush=True)
-    if args.json:
-        fine = {"command": sys.argv, "fine": not found["faults"]}
-        args.json.write_text(json.dumps({**fine, **found}, indent=1) + "\n")
-    now["status"] = "1" if found["faults"] else "0"
-
-
-def stage(text):
-    now.update(stage=text, since=time.monotonic())
-
-
-def look(args, store, rows, beat):
-    """Rank 0 ends it all when a process is silent, has failed, or all wait for each other."""
-    keys = [f"beat/{beat}/{row['rank']}" for row in rows]
-    try:
-        store.wait(keys, timedelta(seconds=args.patience))
-    except dist.DistStoreError:
-        silent = [row for row, key in zip(rows, keys) if not store.check([key])]
-        return finish(args, f"{names(silent)} said nothing for {args.patience} s "
-                      f"({now['stage']}): stopped, killed or cut off?")
-    stages = {names([row]): text.decode() for row, text in zip(rows, store.multi_get(keys))}
-    if failed := [f"{name} {text}" for name, text in stages.items() if text.startswith("failed")]:
-        finish(args, *failed)
-    elif time.monotonic() > now["since"] + max(args.wait, 30):
-        finish(args, "all wait for each other: " + ", ".join(
-            f"{name}: {text}" for name, text in stages.items()))
-
-
-def watch(args, store, rows, rank, sentinel):
-    """Once a second all processes show rank 0 that they live, and hear from it how it goes on."""
-    bears = args.patience + 5 if rank else 2 * args.patience + 5  # rank 0 waits for the others
-    for beat in itertools.count():
-        sentinel.stdin.write(b"%d\n" % bears)
-        store.set(f"beat/{beat}/{rank}", now["stage"])
-        if rank == 0:
-            look(args, store, rows, beat)
-            store.set(f"beat/{beat}", now["status"])
-        status = store.get(f"beat/{beat}").decode()
-        time.sleep(1)  # rank 0 may keep the store: the others read their status meanwhile
-        if status != "go on":
-            os._exit(int(status))
-
-
-def gather(args, store, row, world_size):
+def who_is_here(args, meeting, row):
     """Part 1: all rows in all processes, or an end with the names of those that did not come."""
-    keys = [f"row/{rank}" for rank in range(world_size)]
-    store.set(keys[row["rank"]], json.dumps(row))
-    if row["rank"] != 0:
-        return json.loads(store.get("rows"))
     late = args.machines - int(os.environ.get("GROUP_WORLD_SIZE", args.machines))
-    try:  # if machines are missing launch() has waited already
-        store.wait(keys, timedelta(seconds=args.wait if late <= 0 else 4))
-    except dist.DistStoreError:
-        pass
-    missing = [key for key in keys if not store.check([key])]
-    rows = [json.loads(store.get(key)) for key in keys if key not in missing]
-    found["processes"] = rows
+    given = meeting.collect("the start", row, 4 if late > 0 else args.wait)  # launch() has waited
+    if row["rank"] != 0:
+        return given
+    rows = found["processes"] = [row for row in given if row]
     print("1. Who is here")
     table = [[*map(str, line)][:9] for line in (row.keys(), *(row.values() for row in rows))]
     widths = [max(map(len, column)) for column in zip(*table)]
     for line in table:
         print("   " + "  ".join(map(str.ljust, line, widths)).rstrip())
-    machines = sorted({row["machine"] for row in rows})
-    faults = []
-    if late > 0:
-        faults.append(f"{late} of {args.machines} machines did not come within {args.wait} s; "
-                      f"here: {', '.join(machines)}. Is the same line started there, and does a "
-                      "firewall let it come here?")
+    missing = [str(rank) for rank, row in enumerate(given) if not row]
+    machines = len({row["machine"] for row in rows})
+    who = [f"{late} of {args.machines} machines"] if late > 0 else []
     if missing:
-        ranks = ", ".join(key.removeprefix("row/") for key in missing)
-        faults.append(f"{len(missing)} of {world_size} processes did not come within {args.wait} "
-                      f"s: rank{'s' * (len(missing) > 1)} {ranks}; here: {names(rows)}. Are they "
-                      "stuck, or does a firewall keep them from "
-                      f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}?")
-    verdict(faults, f"{world_size} processes, {len(machines)} machine{'s' * (len(machines) > 1)}")
-    store.set("rows", json.dumps(rows if not faults else []))
-    return rows if not faults else []
+        who.append(f"{len(missing)} of {len(given)} processes (ranks {', '.join(missing)})")
+    meeting.verdict([f"{some} did not come within {args.wait} s; here: {names(rows)}. Is the same "
+                     "line started there, and does a firewall let it come to "
+                     f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}?" for some in who],
+                    f"{len(rows)} processes, {machines} machine{'s' * (machines > 1)}")
+    if who:
+        meeting.finish()
+    return rows
 
 
 def differences(rows):
@@ -287,59 +278,77 @@ def differences(rows):
                      for (_, unit), group in units.items() if unit and len(group) > 1]
 
 
-def listen(rank):
-    """A port on which this machine says who it is and what its clock shows."""
-    listener = socket.create_server(("", 0), backlog=1024)
-
-    def answer():
-        while True:
-            with listener.accept()[0] as connection:
-                connection.sendall(f"{rank} {time.time()}".encode())
-    threading.Thread(target=answer, daemon=True).start()
-    return listener.getsockname()[1]
-
-
 def connect(leader):
-    """Try to reach a machine where it says that it is: one round trip, and its clock."""
+    """Seconds of a round trip to a machine where it says that it is, or what stands in the way."""
     if ipaddress.ip_address(leader["address"].partition("%")[0]).is_loopback:
-        return {"error": "that leads back to whoever asks; look at /etc/hosts there"}
-    tries = []
+        return "that leads back to whoever asks; look at /etc/hosts there"
+    trips = []
     try:
         for _ in range(5):
-            start, begin = time.time(), time.perf_counter()
-            with socket.create_connection((leader["address"], leader["port"]), 3) as connection:
-                tries.append(time.perf_counter() - begin)
-                rank, clock = connection.recv(99).split()
-                if int(rank) != leader["rank"]:
-                    return {"error": "another machine answers there"}
-        return {"round trip, s": min(tries), "clock, s": float(clock) - (start + time.time()) / 2}
+            begin = time.perf_counter()
+            socket.create_connection((leader["address"], leader["port"]), 3).close()
+            trips.append(time.perf_counter() - begin)
+        return min(trips)
     except TimeoutError:
-        return {"error": "no answer: a firewall drops it, or that card is in another network"}
-    except (OSError, ValueError) as error:
-        return {"error": f"{error}: a firewall, or that card is in another network"}
+        return "no answer: a firewall drops it, or that card is in another network"
+    except OSError as error:
+        return f"{error}: a firewall, or that card is in another network"
 
 
-def connections(leaders, tried):
-    """Parts 2 and 3 of what all machines tried: clocks, faults each with its cure, round trips."""
-    clocks, faults, trips = [], [], []
-    for source, target in itertools.permutations(leaders, 2):
-        result = tried[source["node"]][leaders.index(target)]
-        one, other = source["machine"], target["machine"]
-        found["connections"].append({"from": one, "to": other, **result})
-        if "error" in result:
+def reach(leaders, is_leader):
+    """The time on this machine's clock, and what came of trying to connect to each machine."""
+    clock = time.time()
+    with ThreadPoolExecutor(16) as pool:
+        return [clock, list(pool.map(connect, leaders)) if is_leader else []]
+
+
+def who_reaches_whom(meeting, rows, leaders, reached):
+    """Parts 2 and 3, of what all machines tried at the same time."""
+    faults, trips, (now, _) = [], [], reached[0]
+    clocks = [f"the clock of {leader['machine']} is {abs(ahead):.1f} s "
+              f"{'ahead of' if ahead > 0 else 'behind'} that of {leaders[0]['machine']}: "
+              "torchrun's heartbeats bear 15 s in all" for leader in leaders
+              if abs(ahead := reached[leader["rank"]][0] - now) > CLOCKS]
+    for source, (j, target) in itertools.product(leaders, enumerate(leaders)):
+        if source is target:
+            continue
+        one, other, result = source["machine"], target["machine"], reached[source["rank"]][1][j]
+        found["connections"].append({"from": one, "to": other, "round trip, s": result})
+        if isinstance(result, str):
             variable = f"{target['backend'].split()[0].upper()}_SOCKET_IFNAME"
             cures = [f"{variable}={name} ({address})" for name, address in target["cards"].items()
                      if address != target["address"] and name != "lo"]
-            faults.append(f"{one} cannot reach {other} at {target['address']}: {result['error']}" +
+            faults.append(f"{one} cannot reach {other} at {target['address']}: {result}" +
                           f"; to try on {other}: {' or '.join(cures)}" * bool(cures))
-            continue
-        if abs(result["clock, s"]) > CLOCKS and leaders[0] is target:
-            clocks.append(f"the clock of {one} is {abs(result['clock, s']):.1f} s "
-                          f"{'behind' if result['clock, s'] > 0 else 'ahead of'} that of {other}: "
-                          "torchrun's heartbeats bear 15 s in all")
-        trips.append((result["round trip, s"], f"{one} reaches {other} at {target['address']}, "
-                      f"round trip {result['round trip, s'] * 1e3:.2f} ms"))
-    return clocks, faults, sorted(trips)
+        else:
+            trips.append((result, f"{one} reaches {other} at {target['address']}, "
+                          f"round trip {result * 1e3:.2f} ms"))
+    print("2. What differs")
+    meeting.verdict(differences(rows) + clocks, "nothing that must not")
+    print("3. Who reaches whom", *(f"   {text}" for _, text in sorted(trips)[-8:]), sep="\n")
+    meeting.verdict(faults + [f"{text}: much, and each step of training waits for it"
+                              for trip, text in trips if trip > ROUND_TRIP],
+                    "each machine reaches each other one" if trips else "one machine")
+    if faults:
+        meeting.finish()  # no process group can be made
+
+
+def work(device):
+    """Matrix products a second: of 15 tries the best, others may be using the core by chance."""
+    matrix, rates = torch.ones(256, 256, device=device), []
+    for _ in range(15):
+        end, products = time.perf_counter() + 0.1, 0
+        while time.perf_counter() < end:
+            (matrix @ matrix)[0, 0].item()  # waits for the device
+            products += 1
+        rates.append(products / 0.1)
+    return max(rates)
+
+
+def make_group(args, meeting, device):
+    dist.init_process_group(args.backend, store=dist.PrefixStore("group", meeting.store),
+                            rank=meeting.rank, world_size=len(meeting.ranks),
+                            device_id=device if args.backend != "gloo" else None)
 
 
 def seconds(tensor, group, repeats, choose):
@@ -355,83 +364,66 @@ def seconds(tensor, group, repeats, choose):
     return slowest.item()
 
 
-def all_reduces(name, ranks, rank, group, largest, device):
-    """Latency, bus bandwidth by size, and whether the sums are right."""
-    stage(f"in an all-reduce {name}")
-    tiny = torch.zeros(1, device=device)
-    seconds(tiny, group, 5, min)  # connections are made at the first use
-    figures = {"latency, s": seconds(tiny, group, 20, median), "right": True, "bytes/s": {}}
-    for size in [size for size in (1, 4, 16, 64, 256, 1024) if size <= largest]:
-        stage(f"in an all-reduce of {size} MB {name}")
-        pattern = torch.arange(size * MB // 4, device=device).remainder_(1000).float()
-        tensor = pattern + rank  # whole numbers below 2^24: the same in any order of summing
-        dist.all_reduce(tensor, group=group)
-        figures["right"] &= torch.equal(tensor, pattern * len(ranks) + sum(ranks))
-        took = seconds(tensor.zero_(), group, 5, min)
-        figures["bytes/s"][size] = size * MB / took * 2 * (len(ranks) - 1) / len(ranks)
-        if took > 0.5:  # four times as much would take four times as long, and tell nothing new
-            break
-    return figures
-
-
-def work(device):
-    """Matrix products a second in this process, while all are at it; the best of 15 times,
-    so that one that shares its core with others by chance is not taken for a slow one."""
-    stage("computing")
-    matrix, rates = torch.ones(256, 256, device=device), []
-    for _ in range(15):
-        dist.all_reduce(torch.zeros(1, device=device))
-        end, products = time.perf_counter() + 0.1, 0
-        while time.perf_counter() < end:
-            (matrix @ matrix)[0, 0].item()  # waits for the device
-            products += 1
-        rates.append(products / 0.1)
-    return max(rates)
-
-
-def measure(args, store, rows, leaders, rank, device):
-    """Part 4 in each process: within each machine, between two neighbours, among all machines."""
-    stage("making the process group")
-    dist.init_process_group(args.backend, store=dist.PrefixStore("group", store), rank=rank,
-                            world_size=len(rows), timeout=timedelta(seconds=max(args.wait, 30)),
-                            device_id=device if args.backend != "gloo" else None)
-    figures = {"products/s": work(device)}
-    groups = {f"within {leader['machine']}": [row["rank"] for row in rows if row["node"] ==
-                                              leader["node"]] for leader in leaders}
-    pairs = [*zip(leaders, leaders[1:])] + [(leaders[0], leaders[-1])] * (len(leaders) > 2)
-    for one, other in pairs[::2] + pairs[1::2]:  # half of them at a time
-        groups[f"{one['machine']} - {other['machine']}"] = [one["rank"], other["rank"]]
-    if len(leaders) > 2:
-        groups["among all machines"] = [leader["rank"] for leader in leaders]
-    largest = min(args.largest, *(row["room"] // (8 * MB) // (1 if row["unit"] else len(rows))
-                                  for row in rows))
+def all_reduces(groups, rank, largest, device):
+    """Latency and bus bandwidth by size of each group that has this rank; are the sums right?"""
+    found = {}
     for name, ranks in groups.items():
         group = dist.new_group(ranks)  # made by all, also by those that are not in it
-        if rank in ranks and len(ranks) > 1:
-            figures[name] = all_reduces(name, ranks, rank, group, largest, device)
-    return figures
+        if rank not in ranks or len(ranks) == 1:
+            continue
+        tiny = torch.zeros(1, device=device)
+        seconds(tiny, group, 5, min)  # connections are made at the first use
+        found[name] = figures = {"latency, s": seconds(tiny, group, 20, median), "bytes/s": {}}
+        for size in [size for size in (1, 4, 16, 64, 256, 1024) if size <= largest]:
+            pattern = torch.arange(size * MB // 4, device=device).remainder_(1000).float()
+            tensor = pattern + rank  # whole numbers below 2^24: the same in any order of summing
+            dist.all_reduce(tensor, group=group)
+            figures["right"] = torch.equal(tensor, pattern * len(ranks) + sum(ranks))
+            took = seconds(tensor.zero_(), group, 3, min)
+            figures["bytes/s"][size] = size * MB / took * 2 * (len(ranks) - 1) / len(ranks)
+            if took > 0.3 or not figures["right"]:  # four times as much tells nothing new
+                break
+    return found
 
 
-def speed(rows, measured):
-    """Part 4's table and faults, from what all processes measured."""
+def measure(args, meeting, rows, leaders, device):
+    """Part 4 in all processes: within each machine, between neighbours, among all machines."""
+    rates = meeting.all_do("computing", rows, work, device)
+    meeting.all_do("making the process group", rows, make_group, args, meeting, device)
+    groups = {f"within {leader['machine']}": [row["rank"] for row in rows if row["node"] ==
+                                              leader["node"]] for leader in leaders}
+    ring = [*itertools.pairwise(leaders)] + [(leaders[0], leaders[-1])] * (len(leaders) > 2)
+    pairs = [(f"{one['machine']} - {other['machine']}", [one["rank"], other["rank"]])
+             for one, other in ring]
+    largest = min(args.largest, *(row["room"] // (8 * MB) // (1 if row["unit"] else len(rows))
+                                  for row in rows))
+    measured = []
+    for where, some in (("within the machines", groups), ("between machines", dict(pairs[::2])),
+                        ("between machines again", dict(pairs[1::2]))):  # each cable for itself
+        measured += zip(rows, meeting.all_do(f"all-reduces {where}", rows, all_reduces, some,
+                                             meeting.rank, largest, device))
+    return rates, measured
+
+
+def how_fast(meeting, rows, rates, measured):
+    """Part 4 of what all processes measured."""
+    print("4. How fast")
     lines, faults = found["all-reduce"], []
-    for row, figures in zip(rows, measured):
-        found["products/s"][names([row])] = figures.pop("products/s")
-        for name, line in figures.items():
-            lines.setdefault(name, line)
-            if not line["right"]:
-                faults.append(f"the sum of an all-reduce {name} is wrong in {names([row])}")
-    for name, line in sorted(lines.items(), key=lambda item: " - " in item[0]):
-        line["best"] = max(line["bytes/s"].values(), default=0)
+    for row, figures in measured:
+        lines.update(figures)
+        faults += [f"the sum of an all-reduce {name} is wrong in {names([row])}"
+                   for name, line in figures.items() if not line["right"]]
+    for name, line in lines.items():
+        line["best"] = max(line["bytes/s"].values())
         print(f"   {name}: latency {line['latency, s'] * 1e3:.2f} ms; bus bandwidth in MB/s: " +
               ", ".join(f"{value / 1e6:.1f} ({size} MB)" for size, value in line["bytes/s"].items())
               + f"; at best {line['best'] * 8e-9:.3g} Gbit/s")
-    within = {name: line["best"] for name, line in lines.items() if name.startswith("within")}
+        if " - " in name and line["best"] < LEAST:
+            faults.append(f"{name}: {line['best'] * 8e-6:,.0f} Mbit/s, less than half of what the "
+                          "slowest cable carries, 1 Gbit/s: is it the right network card?")
+    found["products/s"] = {names([row]): rate for row, rate in zip(rows, rates)}
+    within = {name: line["best"] for name, line in lines.items() if " - " not in name}
     between = {name: line["best"] for name, line in lines.items() if " - " in name}
-    for name, best in between.items():
-        if 0 < best < LEAST:
-            faults.append(f"{name}: {best * 8e-6:,.0f} Mbit/s, less than half of what the slowest "
-                          "cable carries, 1 Gbit/s: is it the right network card?")
     for figures in (within, between, found["products/s"]):
         for name, value in figures.items():
             rest = [other for key, other in figures.items() if key != name]
@@ -439,70 +431,28 @@ def speed(rows, measured):
                 what = "computes" if name.startswith("rank") else "sends"
                 faults.append(f"{name} {what} slower than the rest by half: {value:,.0f} a second, "
                               f"the others {median(rest):,.0f}")
-    return faults
+    meeting.verdict(faults, "no one is slower than the rest by half")
 
 
 def check(args, rank, local_rank, world_size):
-    master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    message = (f"{socket.gethostname()}: nothing is heard of rank 0 at {master[0]}:{master[1]}. Is "
-               "it there, and does a firewall let this machine connect to it?\n")
-    sentinel = subprocess.Popen([sys.executable, "-ISc", SENTINEL, message * (local_rank == 0)],
-                                stdin=subprocess.PIPE, bufsize=0,
-                                start_new_session=True)  # a launcher's SIGTERM is not for it
-    last = 2 * (local_rank > 0)  # one of each machine says it before all end
-    sentinel.stdin.write(b"%d\n" % (args.wait + last))
+    meeting = Meeting(args, rank, local_rank, world_size)
     if rank == 0 and args.json:
         args.json.touch()  # say now that it cannot be written
-    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = dist.PrefixStore("check", dist.TCPStore(
-        *master, is_master=serves, wait_for_workers=False, timeout=timedelta(hours=1)))
-    sentinel.stdin.write(b"%d\n" % (args.wait + 5 + last))
     device = torch.device("cpu")
     if args.device != "cpu":
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
         torch.accelerator.set_device_index(device)
-    port = listen(rank) if local_rank == 0 else None
-    rows = gather(args, store, describe(args, device, rank, port), world_size)
-    if not rows:
-        if rank == 0:
-            finish(args)
-            time.sleep(1)  # until the others have read it: the store may end with this process
-        os._exit(1)
-    leaders, me = [row for row in rows if row["port"]], rows[rank]
-    threading.Thread(target=watch, args=(args, store.clone(), rows, rank, sentinel),
-                     daemon=True).start()
-    try:
-        stage("connecting")
-        if local_rank == 0:
-            with ThreadPoolExecutor(16) as pool:
-                store.set(f"reach/{me['node']}", json.dumps([*pool.map(connect, leaders)]))
-        if rank == 0:
-            tried = {leader["node"]: json.loads(store.get(f"reach/{leader['node']}"))
-                     for leader in leaders}
-            clocks, faults, trips = connections(leaders, tried)
-            print("2. What differs")
-            verdict(differences(rows) + clocks, "nothing that must not")
-            print("3. Who reaches whom", *(f"   {text}" for _, text in trips[-8:]), sep="\n")
-            far = [f"{text}: much, and each step of training waits for it"
-                   for trip, text in trips if trip > ROUND_TRIP]
-            verdict(faults + far, "each machine reaches each other one" if trips else "one machine")
-            if faults:
-                finish(args)  # no process group can be made
-            else:
-                store.set("go on", "")
-        store.get("go on")
-        if rank == 0:
-            print("4. How fast", flush=True)
-        figures = measure(args, store, rows, leaders, rank, device)
-        store.set(f"figures/{rank}", json.dumps(figures))
-        stage("waiting for the figures")
-        if rank == 0:
-            measured = [json.loads(store.get(f"figures/{row['rank']}")) for row in rows]
-            verdict(speed(rows, measured), "no one is slower than the rest by half")
-            finish(args)
-    except Exception as error:
-        stage(f"failed {now['stage']}: {' '.join(str(error).split())[:300]}")
-    threading.Event().wait()  # watch() ends all processes, once rank 0 has said what it has to
+    listener = socket.create_server(("", 0), backlog=1024)  # that connects is enough
+    port = listener.getsockname()[1] if local_rank == 0 else None
+    rows = who_is_here(args, meeting, describe(args, device, rank, port))
+    leaders = [row for row in rows if row["port"]]
+    reached = meeting.all_do("connecting", rows, reach, leaders, local_rank == 0)
+    if rank == 0:
+        who_reaches_whom(meeting, rows, leaders, reached)
+    rates, measured = measure(args, meeting, rows, leaders, device)
+    if rank == 0:
+        how_fast(meeting, rows, rates, measured)
+        meeting.finish()
 
 
 if __name__ == "__main__":

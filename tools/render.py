@@ -2,58 +2,48 @@
 python tools/render.py [--check]
 
 A diff in a chapter stands between `<!-- diff OLD NEW 1 -->` and `<!-- end -->`: the first hunk, or
-`2-4`, or with no number all hunks. The text below, to the next place or heading, is the reason,
-which the page shows too. Which reason belongs under which hunk is for a person to say: where hunks
-come, go or become others, this fails and writes nothing. A new or changed place begins as an empty
-one.
+`2-4`. The text below, to the next place or heading, is the reason, which the page shows too. Which
+reason belongs under which hunk is for a person to say: where hunks come, go or become others, this
+fails and writes nothing. A new or changed place begins as an empty one.
 """
 import difflib
 import html
 import itertools
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
-from pygments import token
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = [ROOT / "docs/changes.md", ROOT / "docs/recipes.md"]
-PAGE = ROOT / "docs/index.html"
-TEMPLATE = ROOT / "tools/page.html"
-PLACE = re.compile(
-    r"(<!-- diff (\S+) (\S+?)(?: (\d+)(?:-(\d+))?)? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-REASON = re.compile(PLACE.pattern + r"\n(.*?)(?=\n<!-- diff |\n#|\Z)", re.DOTALL)
+PLACE = re.compile(r"(<!-- diff (\S+) (\S+) (\d+)(?:-(\d+))? -->\n)(.*?)(<!-- end -->)"
+                   r"(.*?)(?=\n<!-- diff |\n#|\Z)", re.DOTALL)
 ARROWS = [("single_gpu.py", "dp.py"), ("single_gpu.py", "multigpu_spawn.py"),
           ("multigpu_spawn.py", "multigpu_torchrun.py"), ("multigpu_torchrun.py", "multinode.py"),
           *(("multigpu_torchrun.py", f"recipes/{file.name}")
             for file in sorted(ROOT.glob("recipes/*.py")))]
 SCRIPTS = ["single_gpu.py", *(new for _, new in ARROWS)]
-COLOURS = {token.Comment: "c", token.String: "s", token.Number: "n", token.Keyword: "k",
-           token.Operator.Word: "k", token.Name.Builtin: "b", token.Name.Function: "d",
-           token.Name.Decorator: "d"}
 
 
 def hunks(old, new):
-    """Where two files, given as lines, differ: (start, stop) in the old one and in the new."""
-    found, end = [], (len(old), len(new))
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    for what, *hunk in reversed(matcher.get_opcodes()):
-        if what == "equal":
-            continue
-        # What is only in one file may lie in several places; diff takes the last, so we do too.
-        lines, start, stop, last = ((new, hunk[2], hunk[3], end[1]) if what == "insert" else
-                                    (old, hunk[0], hunk[1], end[0]))
-        while what != "replace" and stop < last and lines[start] == lines[stop]:
-            start, stop, hunk = start + 1, stop + 1, [edge + 1 for edge in hunk]
-        found.insert(0, tuple(hunk))
-        end = hunk[0], hunk[2]
+    """Where two files differ, by `diff`: (start, stop) in the old one's lines and in the new's."""
+    output = subprocess.run(["diff", "-U0", ROOT / old, ROOT / new], capture_output=True, text=True)
+    found = []
+    for numbers in re.findall(r"^@@ -(\d+),?(\d*) \+(\d+),?(\d*) @@", output.stdout, re.MULTILINE):
+        first, count, new_first, new_count = (int(number or 1) for number in numbers)
+        start, new_start = first - (count > 0), new_first - (new_count > 0)
+        found.append((start, start + count, new_start, new_start + new_count))
     return found
 
 
 def show(old, new, hunks):
     """These hunks as a diff, with one line of context."""
+    old, new = ((ROOT / name).read_text().splitlines() for name in (old, new))
     lines, end = [], None
     for start, stop, new_start, new_stop in hunks:
         if end is not None and start - end > 2:
@@ -67,35 +57,30 @@ def show(old, new, hunks):
     return "\n".join(line.rstrip() for line in lines).strip("\n")
 
 
-def alike(*hunks):
-    """Whether the changed lines of two hunks are the same ones, but for small edits."""
-    first, second = ("\n".join(line for line in hunk.splitlines() if line[:1] in ("+", "-"))
-                     for hunk in hunks)
-    return difflib.SequenceMatcher(None, first, second, autojunk=False).ratio() > 0.6
+def alike(*diffs):
+    """Whether the changed lines of two diffs are the same ones, but for small edits."""
+    before, after = ("\n".join(re.findall(r"^[+-].*", diff, re.MULTILINE)) for diff in diffs)
+    return difflib.SequenceMatcher(None, before, after, autojunk=False).ratio() > 0.6
 
 
 def render(text, chapter):
-    shown, counts = {}, {}
+    shown = {}
 
     def fill(place):
-        begin, *names, first, last, before, end = place.groups()
-        arrow = " -> ".join(names)
-        old, new = ((ROOT / name).read_text().splitlines() for name in names)
-        found = hunks(old, new)
-        counts[arrow] = len(found)
-        last = int(last or first or len(found))
-        first = int(first or 1)
+        begin, old, new, first, last, before, end, reason = place.groups()
+        first, last, found = int(first), int(last or first), hunks(old, new)
         after = show(old, new, found[first - 1:last]) if last <= len(found) else ""
-        if first != shown.get(arrow, 0) + 1 or before.strip() and not alike(before, after):
-            sys.exit(f"{chapter}: hunk {first} of {arrow} is not what stands there: see to its "
-                     "place and the reason under it, empty it and run python tools/render.py")
-        shown[arrow] = last
-        return f"{begin}```diff\n{after}\n```\n{end}"
+        if first != shown.get((old, new), 0) + 1 or (before.strip() and not alike(before, after)):
+            sys.exit(f"{chapter}: hunk {first} of {old} -> {new} is not what stands there: see to "
+                     "its place and the reason under it, empty it and run python tools/render.py")
+        shown[old, new] = last
+        return f"{begin}```diff\n{after}\n```\n{end}{reason}"
 
     text = PLACE.sub(fill, text)
-    for arrow, count in counts.items():
-        if shown[arrow] != count:
-            sys.exit(f"{chapter} shows {shown[arrow]} hunks of {arrow}, which has {count}: add or "
+    for (old, new), last in shown.items():
+        count = len(hunks(old, new))
+        if last != count:
+            sys.exit(f"{chapter} shows {last} hunks of {old} -> {new}, which has {count}: add or "
                      "remove a place, with its reason, and run python tools/render.py")
     return text
 
@@ -108,113 +93,54 @@ def as_html(text):
     return "".join(f"<p>{part}</p>" for part in text.strip().split("\n\n"))
 
 
-def coloured(text):
-    """The text's lines, each as pieces: (class, text)."""
-    lines = [[]]
-    for kind, value in PythonLexer(stripnl=False, ensurenl=False).get_tokens(text):
-        colour = next((name for part_of, name in COLOURS.items() if kind in part_of), "")
-        for number, piece in enumerate(value.split("\n")):
-            if number:
-                lines.append([])
-            if piece and lines[-1] and lines[-1][-1][0] == colour:
-                lines[-1][-1][1] += piece
-            elif piece:
-                lines[-1].append([colour, piece])
-    return [tuple(map(tuple, line)) for line in lines[:-1]]
+def telling(sign, diff):
+    """The lines with this sign, but for short ones, such as `break`, which stand in many places."""
+    return set(re.findall(rf"^\{sign}( *\S.{{5,}})", diff, re.MULTILINE))
 
 
-def marks(old, new, hunk):
-    """What changed within lines of a hunk that are alike: (0 old or 1 new, line, from, to)."""
-    start, stop, new_start, new_stop = hunk
-    best = None, 0.375  # below that, lines of these files say different things
-    for line, new_line in itertools.product(range(start, stop), range(new_start, new_stop)):
-        words = [re.findall(r"\w+|\s+|.", text) for text in (old[line], new[new_line])]
-        matcher = difflib.SequenceMatcher(str.isspace, *words, autojunk=False)
-        if all(words) and matcher.ratio() > best[1]:
-            best = (line, new_line, words, matcher.get_opcodes()), matcher.ratio()
-    if not best[0]:
-        return []
-    line, new_line, words, opcodes = best[0]
-    here = [(side, number, *(len("".join(words[side][:edge])) for edge in edges))
-            for what, *ends in opcodes if what != "equal"
-            for side, number, edges in ((0, line, ends[:2]), (1, new_line, ends[2:]))
-            if edges[0] < edges[1]]
-    return [*marks(old, new, (start, line, new_start, new_line)), *here,
-            *marks(old, new, (line + 1, stop, new_line + 1, new_stop))]
-
-
-def path(old, new):
-    """The files on the way from one to another, along the arrows or against them."""
-    before = {after: before for before, after in ARROWS}
-    ways = [[old], [new]]
-    for way in ways:
-        while way[-1] in before:
-            way.append(before[way[-1]])
-    while len(ways[0]) > 1 and len(ways[1]) > 1 and ways[0][-2] == ways[1][-2]:
-        ways = [way[:-1] for way in ways]
-    return ways[0] + ways[1][-2::-1]
-
-
-def changed_at(files, line, steps):
-    """Where on the way through these files a line of the first is changed: (step, hunk)."""
-    for number, step in enumerate(itertools.pairwise(files)):
-        moved = 0
-        for hunk, (start, stop, _, new_stop) in enumerate(steps[step]):
-            if start <= line < stop:
-                return [(number, hunk)]
-            moved = new_stop - stop if stop <= line else moved
-        line += moved
-    return []
+def link(old, new):
+    return f"{old}..{new}".replace(".py", "")
 
 
 def page(chapters):
-    """The page: its template with the files, what differs between any two, and the chapters' reasons."""
-    texts = {name: (ROOT / name).read_text() for name in SCRIPTS}
-    lines = {name: text.splitlines() for name, text in texts.items()}
-    numbers, files = {}, {}  # a line that stands in several files is written once
-    for name, text in texts.items():
-        files[name] = [numbers.setdefault(line, len(numbers)) for line in coloured(text)]
-    steps, reasons, reason_of = {}, [], {}
+    """The page: its template with the files, where any two differ, and the chapters' reasons."""
+    numbers, files = {}, []  # a line that stands in several files is written once
+    for name in SCRIPTS:
+        text = highlight((ROOT / name).read_text(), PythonLexer(), HtmlFormatter(nowrap=True))
+        lines = [numbers.setdefault(line, len(numbers)) for line in text.splitlines()]
+        files.append([name.removesuffix(".py"), lines])
+    places = [((old, new), telling("-", diff), telling("+", diff), as_html(reason))
+              for _, old, new, _, _, diff, _, reason in PLACE.findall(chapters)]
+    ways = {SCRIPTS[0]: set()}  # the arrows that lead to each script
     for old, new in ARROWS:
-        steps[old, new] = hunks(lines[old], lines[new])
-        steps[new, old] = [(*hunk[2:], *hunk[:2]) for hunk in steps[old, new]]
-    for _, old, new, first, last, _, _, text in REASON.findall(chapters):
-        if (old, new) in ARROWS:
-            for hunk in range(int(first or 1) - 1, int(last or first or len(steps[old, new]))):
-                reason_of[old, new, hunk] = reason_of[new, old, hunk] = len(reasons)
-            reasons.append((old, new, as_html(text)))
-    pairs = {}
-    for old, new in itertools.permutations(SCRIPTS, 2):
-        way = path(old, new)
-        for hunk in hunks(lines[old], lines[new]):
-            start, stop, new_start, new_stop = hunk
-            places = {place for line in range(start, stop)
-                      for place in changed_at(way, line, steps)}
-            places |= {(len(way) - 2 - step, place) for line in range(new_start, new_stop)
-                       for step, place in changed_at(way[::-1], line, steps)}
-            along = list(itertools.pairwise(way))
-            why = [(reason_of[(*along[step], place)], along[step] in ARROWS)
-                   for step, place in sorted(places)]
-            pairs.setdefault(f"{old} {new}", []).append(
-                [*hunk, list(dict.fromkeys(why)), marks(lines[old], lines[new], hunk)])
-    values = {"files": files, "lines": [*numbers], "reasons": reasons, "pairs": pairs}
+        ways[new] = {*ways[old], (old, new)}
+    pairs = []
+    for old, new in itertools.product(SCRIPTS, repeat=2):
+        found = []
+        for hunk in hunks(old, new):
+            diff = show(old, new, [hunk])
+            gone, come = telling("-", diff), telling("+", diff)
+            why = [number for number, (arrow, removed, added, _) in enumerate(places)
+                   if (arrow in ways[new] - ways[old] and (removed & gone or added & come))
+                   or (arrow in ways[old] - ways[new] and (added & gone or removed & come))]
+            found.append([*hunk, why])
+        pairs.append([link(old, new), found])
+    values = {"lines": [*numbers], "files": files, "pairs": pairs,
+              "reasons": [[link(*arrow), words] for arrow, _, _, words in places]}
 
-    def rows(name):  # a row for each entry, so that a diff of the page can be read
-        entries = values[name].items() if isinstance(values[name], dict) else values[name]
-        text = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
-        text = "[\n" + text.replace("<", r"\u003c") + "\n]"
-        return f"Object.fromEntries({text})" if isinstance(values[name], dict) else text
+    def rows(place):  # a row for each entry, so that a diff of the page can be read
+        entries = [json.dumps(entry, separators=(",", ":")) for entry in values[place[1]]]
+        return "[\n" + ",\n".join(entries).replace("</", r"<\/") + "\n]"
 
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: rows(place[1]), TEMPLATE.read_text())
+    return re.sub(r"\{\{(\w+)\}\}", rows, (ROOT / "tools/page.html").read_text())
 
 
 if __name__ == "__main__":
     made = {file: render(file.read_text(), file.name) for file in CHAPTERS}
-    made[PAGE] = page("\n".join(made.values()))
-    behind = [(file, text) for file, text in made.items()
-              if not file.exists() or file.read_text() != text]
+    made[ROOT / "docs/index.html"] = page("\n".join(made.values()))
+    behind = [file for file, text in made.items() if not file.exists() or file.read_text() != text]
     if "--check" in sys.argv[1:]:
         sys.exit("\n".join(f"{file.relative_to(ROOT)} is behind: run python tools/render.py"
-                           for file, _ in behind) or None)
-    for file, text in behind:
-        file.write_text(text)
+                           for file in behind) or None)
+    for file in behind:
+        file.write_text(made[file])
