@@ -29,7 +29,7 @@ def test_a_round_gives_table_and_record(tmp_path):
     losses = {(style, int(processes)): loss for style, processes, loss in rows}
     assert losses.keys() == SAME_TRAINING | {("single_gpu.py --batch-size 120", n) for n in (1, 2)}
     assert len({losses[row] for row in SAME_TRAINING}) == 1, "nobody wins by doing less"
-    assert "round 1 of 1: multinode.py, processes: 2, " in job.stderr
+    assert "round 1 of 1: multinode.py, processes: 2\n" in job.stderr
 
     record = json.loads((tmp_path / "figures.json").read_text())
     assert record["command"].startswith("python tools/benchmark.py --gpus 2")

@@ -124,9 +124,6 @@ def test_map_pickers_swap_history_and_address_keep_in_step(page):
     assert page.url == PAGE + "#multinode..dp"
     page.go_back()
     expect_pair(page, "dp.py", "multinode.py")
-    page.click("a[href='#step']")
-    expect(page.locator("#step")).to_be_in_viewport()
-    expect_pair(page, "dp.py", "multinode.py")
 
 
 def test_keys_go_from_change_to_change(page):

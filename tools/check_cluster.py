@@ -33,10 +33,10 @@ sys.path.insert(0, str(ROOT))
 import utils
 
 CLOCKS = 5  # seconds apart: a third of what torchrun's heartbeats, 3 of 5 s, bear by default
-ROUND_TRIP = 0.005  # seconds: machines in one building need a tenth of it
+LATENCY = 0.005  # seconds: machines in one building need a tenth of it
 LEAST = 60e6  # bytes a second: half of what the slowest cable in use, 1 Gbit/s, carries
 MB = 2**20
-found = {"processes": [], "connections": [], "all-reduce": {}, "products/s": {}, "faults": []}
+found = {"processes": [], "unreached": [], "all-reduce": {}, "products": {}, "faults": []}
 
 
 def parse_args():
@@ -46,7 +46,8 @@ def parse_args():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--wait", type=utils.count, default=60, help="seconds for all processes to come (60)")
-    add("--largest", type=utils.count, default=256, help="MB of the largest all-reduce (256)")
+    add("--largest", type=utils.count, default=256, help="MB of the largest all-reduce (256); "
+        "a process takes three times as much memory")
     add("--json", type=Path, metavar="FILE", help="all that was found, written where rank 0 is")
     add("--device", choices=devices, default=devices[0])
     add("--backend", help="the device's own by default")
@@ -70,16 +71,15 @@ def launch(args, options):
     launcher.training_script_args = [*sys.argv[1:], f"--machines={machines}"]
     launcher.max_restarts = 0  # what was found is said once
     launcher.shutdown_timeout = 5  # seconds, instead of 30, for a process that was stopped
-    conf = [launcher.rdzv_conf] if launcher.rdzv_conf else []
+    last_call = max(1, args.wait - 5)  # the processes then take some seconds to start
+    launcher.rdzv_conf = f"last_call_timeout={last_call},read_timeout={args.wait // 2}"  # tries twice
     if launcher.rdzv_backend == "static":  # which knows no last call: the same address, by c10d
         launcher.rdzv_backend, launcher.standalone = "c10d", machines == 1
-        launcher.rdzv_endpoint = (launcher.rdzv_endpoint or
-                                  f"{launcher.master_addr}:{launcher.master_port or 29500}")
-        conf.append(f"is_host={launcher.node_rank == 0}")
+        address = f"{launcher.master_addr}:{launcher.master_port or 29500}"
+        launcher.rdzv_endpoint = launcher.rdzv_endpoint or address
+        launcher.rdzv_conf += f",is_host={launcher.node_rank == 0}"
         launcher.node_rank = 0  # c10d would warn of another
-    last_call = max(1, args.wait - 5)  # the processes then take some seconds to start
-    conf += [f"last_call_timeout={last_call}", f"read_timeout={args.wait // 2}"]  # it tries twice
-    launcher.nnodes, launcher.rdzv_conf = f"1:{machines}", ",".join(conf)
+    launcher.nnodes = f"1:{machines}"
     try:
         run(launcher)
     except ChildFailedError:  # it has said why
@@ -213,11 +213,10 @@ def address_given_out(backend, cards):
 def describe(args, device, rank, port):
     """What the others have to know of this process; the first nine are shown."""
     cards, name, unit, devices = network_cards(), platform.machine(), None, 0
-    room = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if device.type != "cpu":
         properties = torch.get_device_module(device).get_device_properties(device)
         name, unit = properties.name, str(getattr(properties, "uuid", device))
-        devices, room = torch.accelerator.device_count(), torch.accelerator.get_memory_info()[0]
+        devices = torch.accelerator.device_count()
     version = torch.cuda.nccl.version() if args.backend == "nccl" else ["in torch"]
     scripts = {str(script.relative_to(ROOT)): hashlib.sha256(script.read_bytes()).hexdigest()[:8]
                for script in (*ROOT.glob("*.py"), *ROOT.glob("recipes/*.py"), Path(__file__))}
@@ -229,8 +228,8 @@ def describe(args, device, rank, port):
             "backend": f"{args.backend} {'.'.join(map(str, version))}",
             "threads": torch.get_num_threads(),
             "node": int(os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0"))),
-            "port": port, "cards": cards, "unit": unit, "devices": devices, "room": room,
-            "variables": variables, "scripts": scripts}
+            "port": port, "cards": cards, "unit": unit, "devices": devices, "variables": variables,
+            "scripts": scripts}
 
 
 def who_is_here(args, meeting, row):
@@ -279,16 +278,11 @@ def differences(rows):
 
 
 def connect(leader):
-    """Seconds of a round trip to a machine where it says that it is, or what stands in the way."""
+    """What stands in the way to a machine where it says that it is."""
     if ipaddress.ip_address(leader["address"].partition("%")[0]).is_loopback:
         return "that leads back to whoever asks; look at /etc/hosts there"
-    trips = []
     try:
-        for _ in range(5):
-            begin = time.perf_counter()
-            socket.create_connection((leader["address"], leader["port"]), 3).close()
-            trips.append(time.perf_counter() - begin)
-        return min(trips)
+        socket.create_connection((leader["address"], leader["port"]), 3).close()
     except TimeoutError:
         return "no answer: a firewall drops it, or that card is in another network"
     except OSError as error:
@@ -304,51 +298,40 @@ def reach(leaders, is_leader):
 
 def who_reaches_whom(meeting, rows, leaders, reached):
     """Parts 2 and 3, of what all machines tried at the same time."""
-    faults, trips, (now, _) = [], [], reached[0]
+    now, first = reached[0][0], leaders[0]["machine"]
     clocks = [f"the clock of {leader['machine']} is {abs(ahead):.1f} s "
-              f"{'ahead of' if ahead > 0 else 'behind'} that of {leaders[0]['machine']}: "
-              "torchrun's heartbeats bear 15 s in all" for leader in leaders
+              f"{'ahead of' if ahead > 0 else 'behind'} that of {first}: torchrun's heartbeats "
+              "bear 15 s in all" for leader in leaders
               if abs(ahead := reached[leader["rank"]][0] - now) > CLOCKS]
-    for source, (j, target) in itertools.product(leaders, enumerate(leaders)):
-        if source is target:
-            continue
-        one, other, result = source["machine"], target["machine"], reached[source["rank"]][1][j]
-        found["connections"].append({"from": one, "to": other, "round trip, s": result})
-        if isinstance(result, str):
-            variable = f"{target['backend'].split()[0].upper()}_SOCKET_IFNAME"
-            cures = [f"{variable}={name} ({address})" for name, address in target["cards"].items()
-                     if address != target["address"] and name != "lo"]
-            faults.append(f"{one} cannot reach {other} at {target['address']}: {result}" +
-                          f"; to try on {other}: {' or '.join(cures)}" * bool(cures))
-        else:
-            trips.append((result, f"{one} reaches {other} at {target['address']}, "
-                          f"round trip {result * 1e3:.2f} ms"))
     print("2. What differs")
     meeting.verdict(differences(rows) + clocks, "nothing that must not")
-    print("3. Who reaches whom", *(f"   {text}" for _, text in sorted(trips)[-8:]), sep="\n")
-    meeting.verdict(faults + [f"{text}: much, and each step of training waits for it"
-                              for trip, text in trips if trip > ROUND_TRIP],
-                    "each machine reaches each other one" if trips else "one machine")
+    print("3. Who reaches whom")
+    faults = []
+    for source, (j, target) in itertools.product(leaders, enumerate(leaders)):
+        one, other, wrong = source["machine"], target["machine"], reached[source["rank"]][1][j]
+        if source is target or not wrong:
+            continue
+        found["unreached"].append({"from": one, "to": other, "why": wrong})
+        variable = f"{target['backend'].split()[0].upper()}_SOCKET_IFNAME"
+        cures = [f"{variable}={name} ({address})" for name, address in target["cards"].items()
+                 if address != target["address"] and name != "lo"]
+        faults.append(f"{one} cannot reach {other} at {target['address']}: {wrong}" +
+                      f"; to try on {other}: {' or '.join(cures)}" * bool(cures))
+    meeting.verdict(faults, "each machine reaches each other one" if leaders[1:] else "one machine")
     if faults:
         meeting.finish()  # no process group can be made
 
 
 def work(device):
-    """Matrix products a second: of 15 tries the best, others may be using the core by chance."""
+    """Matrix products in a tenth of a second: of 15 the best, another may use the core by chance."""
     matrix, rates = torch.ones(256, 256, device=device), []
     for _ in range(15):
         end, products = time.perf_counter() + 0.1, 0
         while time.perf_counter() < end:
             (matrix @ matrix)[0, 0].item()  # waits for the device
             products += 1
-        rates.append(products / 0.1)
+        rates.append(products)
     return max(rates)
-
-
-def make_group(args, meeting, device):
-    dist.init_process_group(args.backend, store=dist.PrefixStore("group", meeting.store),
-                            rank=meeting.rank, world_size=len(meeting.ranks),
-                            device_id=device if args.backend != "gloo" else None)
 
 
 def seconds(tensor, group, repeats, choose):
@@ -366,42 +349,43 @@ def seconds(tensor, group, repeats, choose):
 
 def all_reduces(groups, rank, largest, device):
     """Latency and bus bandwidth by size of each group that has this rank; are the sums right?"""
-    found = {}
+    measured = {}
     for name, ranks in groups.items():
         group = dist.new_group(ranks)  # made by all, also by those that are not in it
         if rank not in ranks or len(ranks) == 1:
             continue
         tiny = torch.zeros(1, device=device)
         seconds(tiny, group, 5, min)  # connections are made at the first use
-        found[name] = figures = {"latency, s": seconds(tiny, group, 20, median), "bytes/s": {}}
+        measured[name] = figures = {"latency, s": seconds(tiny, group, 20, median),
+                                    "right": True, "bytes/s": {}}
         for size in [size for size in (1, 4, 16, 64, 256, 1024) if size <= largest]:
             pattern = torch.arange(size * MB // 4, device=device).remainder_(1000).float()
             tensor = pattern + rank  # whole numbers below 2^24: the same in any order of summing
             dist.all_reduce(tensor, group=group)
-            figures["right"] = torch.equal(tensor, pattern * len(ranks) + sum(ranks))
+            figures["right"] &= torch.equal(tensor, pattern * len(ranks) + sum(ranks))
             took = seconds(tensor.zero_(), group, 3, min)
             figures["bytes/s"][size] = size * MB / took * 2 * (len(ranks) - 1) / len(ranks)
-            if took > 0.3 or not figures["right"]:  # four times as much tells nothing new
+            if took > 0.3:  # four times as much tells nothing new
                 break
-    return found
+    return measured
 
 
 def measure(args, meeting, rows, leaders, device):
-    """Part 4 in all processes: within each machine, between neighbours, among all machines."""
+    """Part 4 in all processes: within each machine, between two neighbours."""
     rates = meeting.all_do("computing", rows, work, device)
-    meeting.all_do("making the process group", rows, make_group, args, meeting, device)
+    meeting.all_do("making the process group", rows, lambda: dist.init_process_group(
+        args.backend, store=dist.PrefixStore("group", meeting.store), rank=meeting.rank,
+        world_size=len(rows), device_id=device if args.backend != "gloo" else None))
     groups = {f"within {leader['machine']}": [row["rank"] for row in rows if row["node"] ==
                                               leader["node"]] for leader in leaders}
     ring = [*itertools.pairwise(leaders)] + [(leaders[0], leaders[-1])] * (len(leaders) > 2)
     pairs = [(f"{one['machine']} - {other['machine']}", [one["rank"], other["rank"]])
              for one, other in ring]
-    largest = min(args.largest, *(row["room"] // (8 * MB) // (1 if row["unit"] else len(rows))
-                                  for row in rows))
     measured = []
     for where, some in (("within the machines", groups), ("between machines", dict(pairs[::2])),
                         ("between machines again", dict(pairs[1::2]))):  # each cable for itself
         measured += zip(rows, meeting.all_do(f"all-reduces {where}", rows, all_reduces, some,
-                                             meeting.rank, largest, device))
+                                             meeting.rank, args.largest, device))
     return rates, measured
 
 
@@ -418,13 +402,16 @@ def how_fast(meeting, rows, rates, measured):
         print(f"   {name}: latency {line['latency, s'] * 1e3:.2f} ms; bus bandwidth in MB/s: " +
               ", ".join(f"{value / 1e6:.1f} ({size} MB)" for size, value in line["bytes/s"].items())
               + f"; at best {line['best'] * 8e-9:.3g} Gbit/s")
+        if " - " in name and line["latency, s"] > LATENCY:
+            faults.append(f"{name}: {line['latency, s'] * 1e3:.1f} ms latency, which each step of "
+                          "training waits for")
         if " - " in name and line["best"] < LEAST:
             faults.append(f"{name}: {line['best'] * 8e-6:,.0f} Mbit/s, less than half of what the "
                           "slowest cable carries, 1 Gbit/s: is it the right network card?")
-    found["products/s"] = {names([row]): rate for row, rate in zip(rows, rates)}
+    found["products"] = {names([row]): rate for row, rate in zip(rows, rates)}
     within = {name: line["best"] for name, line in lines.items() if " - " not in name}
     between = {name: line["best"] for name, line in lines.items() if " - " in name}
-    for figures in (within, between, found["products/s"]):
+    for figures in (within, between, found["products"]):
         for name, value in figures.items():
             rest = [other for key, other in figures.items() if key != name]
             if rest and value < median(rest) / 2:
