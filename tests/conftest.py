@@ -12,6 +12,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+    items.sort(key=lambda item: not item.get_closest_marker("long"))  # so that nothing waits for it at the end
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ class Slurm:
         end, state = time.monotonic() + 240, None
         while state not in ("COMPLETED", "FAILED"):
             assert time.monotonic() < end, f"job {job} is {state}"
-            time.sleep(0.2)
+            time.sleep(1)
             state = self("scontrol", "show", "job", job).split("JobState=")[1].split()[0]
         return state
 

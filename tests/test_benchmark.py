@@ -21,6 +21,7 @@ def benchmark(monkeypatch):
     return benchmark
 
 
+@pytest.mark.long
 def test_a_round_gives_table_and_record(tmp_path):
     job = Job([*BENCHMARK, "--gpus", "2", "--rounds", "1", "--epochs", "3", "--output", "figures.json"],
               tmp_path, CUDA_VISIBLE_DEVICES="")

@@ -4,6 +4,7 @@ from forked import train
 from launch import figures
 
 
+@pytest.mark.long
 def test_fifty_epochs_print_the_same_losses_and_accuracies_with_one_process_and_two(tmp_path):
     one = figures(train("single_gpu.py", 50, 10, cwd=tmp_path, processes=0).stdout)
     two = figures(train("multigpu_torchrun.py", 50, 10, cwd=tmp_path).stdout)

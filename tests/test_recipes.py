@@ -66,6 +66,7 @@ LOGS_FORMATS = (logs("torch.nn.Linear.forward", "'training' if given[0].training
                 logs("torch.optim.SGD.step", "'gradient', *{weight.grad.dtype for weight in given[0].param_groups[0]['params']}"))
 
 
+@pytest.mark.xdist_group("plain")
 def test_bfloat16_trains_and_evaluates_as_well_as_float32_which_keeps_weights_and_loss(recipes, plain):
     found = figures(train("recipes.bf16", 20, cwd=recipes, timeout=300, before=LOGS_FORMATS).stdout)
     for rank in (0, 1):
@@ -78,6 +79,7 @@ def test_bfloat16_trains_and_evaluates_as_well_as_float32_which_keeps_weights_an
     assert all(state["momentum_buffer"].dtype == torch.float32 for state in saved.values())
 
 
+@pytest.mark.xdist_group("plain")
 @compiles
 def test_compilation_takes_place_in_the_first_epoch_alone_and_trains_the_same(recipes, plain):
     job = start("recipes.compile", 4, cwd=recipes, TORCH_LOGS="graph_code,recompiles")
@@ -173,6 +175,7 @@ def test_a_run_that_ends_before_the_profiled_steps_ends_well(recipes):
     assert not list(recipes.glob("*.json"))
 
 
+@pytest.mark.xdist_group("plain")
 @compiles
 def test_accumulation_bfloat16_compilation_and_a_profile_go_together(recipes, plain):
     """The diffs, applied one after the other, touch no line twice but the one that names the recipe."""

@@ -86,8 +86,8 @@ def launch(args, options):
         sys.exit(1)
     except RendezvousError as error:
         sys.exit(f"{socket.gethostname()}: waited {args.wait} s for the machine of the rendezvous, "
-                 f"{launcher.rdzv_endpoint}: {error} Is it started, is this the name that "
-                 "`hostname` prints there, does a firewall drop what comes from here?")
+                 f"{launcher.rdzv_endpoint}: {error.__cause__ or error} Is it started, is this the "
+                 "name that `hostname` prints there, does a firewall drop what comes from here?")
 
 
 class Meeting:

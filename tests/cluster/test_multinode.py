@@ -86,6 +86,7 @@ def test_sigterm_to_one_launcher_ends_its_processes_within_seconds_and_the_job_w
     end(jobs, status=1)
 
 
+@pytest.mark.long
 def test_a_lost_host_is_done_without_and_taken_in_again(hosts, tmp_path, small):
     line = ["--nnodes=1:2", "--max-restarts=5", SOON, *c10d(hosts[0]), None, 25, 1, *small]
     slowly = first(SLOWLY, tmp_path)
@@ -115,6 +116,7 @@ def test_another_host_goes_on_where_the_one_with_rank_0_is_lost(hosts, tmp_path,
     assert printed == figures(train("single_gpu.py", 9, *small, cwd=tmp_path, processes=0, before=IN_FLOAT64).stdout)
 
 
+@pytest.mark.long
 def test_a_cut_cable_parks_nobody(hosts):
     for host in hosts:  # as README says: else a launcher may wait a quarter of an hour for its lost store
         host.run("sh", "-c", "echo 8 > /proc/sys/net/ipv4/tcp_retries2")
