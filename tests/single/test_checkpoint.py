@@ -5,31 +5,31 @@ import resource
 import pytest
 import torch
 from forked import train
-from launch import IN_FLOAT64, figures, load, start
+from launch import IN_FLOAT64, SCRIPTS, figures, load, start
 
 
 def test_each_script_goes_on_where_another_stopped(tmp_path, small):
     def leg(script, *arguments):
         return train(script, *arguments, *small, processes=2 * script.startswith("multi"), cwd=tmp_path, before=IN_FLOAT64)
 
-    unbroken = leg("single_gpu.py", 4, "--checkpoint", "unbroken.pt")
+    unbroken = leg("single_gpu.py", 6, "--checkpoint", "unbroken.pt")
     printed = {}
-    for epochs, script in enumerate(["dp.py", "multigpu_spawn.py", "multigpu_torchrun.py", "single_gpu.py"], start=1):
+    for epochs, script in enumerate([*SCRIPTS, "single_gpu.py"], start=1):
         job = leg(script, epochs, "--checkpoint", "relay.pt")
         assert epochs == 1 or f"relay.pt: {epochs - 1} of {epochs} epochs are done" in job.stdout
         printed |= figures(job.stdout)
     assert printed == figures(unbroken.stdout)
     one, other = load(tmp_path / "unbroken.pt"), load(tmp_path / "relay.pt")
-    assert one["epoch"] == other["epoch"] == 4
+    assert one["epoch"] == other["epoch"] == 6
     assert not any(name.startswith("module.") for name in other["model"])
     for name, tensor in one["model"].items():
         torch.testing.assert_close(other["model"][name], tensor, rtol=1e-9, atol=1e-9)
 
     before = (tmp_path / "relay.pt").read_bytes()
     done = leg("dp.py", 3, "--checkpoint", "relay.pt", "--lr", 0.001)
-    assert "relay.pt: 4 of 3 epochs are done; to start afresh, delete it or name another" in done.stdout
+    assert "relay.pt: 6 of 3 epochs are done; to start afresh, delete it or name another" in done.stdout
     assert (tmp_path / "relay.pt").read_bytes() == before
-    leg("single_gpu.py", 5, "--checkpoint", "unbroken.pt", "--lr", 0.001)
+    leg("single_gpu.py", 7, "--checkpoint", "unbroken.pt", "--lr", 0.001)
     assert load(tmp_path / "unbroken.pt")["optimizer"]["param_groups"][0]["lr"] == 0.001  # not the file's
     assert not list(tmp_path.glob("*.tmp"))
 

@@ -62,7 +62,8 @@ def test_a_signal_ends_every_process_within_seconds(script, workers, whom, what,
     try:
         job.wait_until_gone(20)  # torch's own watch over loader workers takes five; other tests keep the machine busy
     finally:
-        assert job.wait() != 0
+        job.kill()
+    assert job.wait() != 0
 
 
 def test_the_older_launcher_works_which_hands_over_the_local_rank(tmp_path):
