@@ -24,7 +24,7 @@ from datetime import timedelta
 from pathlib import Path
 from statistics import median
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's own alarms would bury what is found
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch's own alarms would bury what is found
 import torch
 import torch.distributed as dist
 
@@ -140,13 +140,14 @@ while told := os.read(0, 99):
         if self.rank == 0:  # nothing stands in the way: the others wait for this after each step
             self.store.set(self.step, json.dumps([None, rows]))
         self.begin_step(self.patience)
+        end = time.monotonic() + self.patience + 3
         try:  # in a thread, for a collective may wait for ever
             mine = [self.thread.submit(function, *arguments).result(self.patience), None]
         except TimeoutError:
             mine = [None, f"no end within {self.patience} s"]
         except Exception as error:
             mine = [None, " ".join(str(error).split())[:300]]
-        given = self.collect(step, mine, 3 if mine[1] else self.patience + 3)
+        given = self.collect(step, mine, end - time.monotonic())
         if self.rank != 0:
             return []
         failed = [f"{names([row])} failed in {step}: {one[1]}"

@@ -152,11 +152,11 @@ def test_a_slow_link_shows_in_the_figures_within_a_third(hosts):
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_process_that_stops_in_the_middle_is_named_and_nobody_waits_for_it(hosts, stopped):
     """Also where it is rank 0: then the others say that nothing is heard of it."""
-    jobs = start(hosts, "--wait=10")
+    jobs = start(hosts, "--wait=10", PET_NPROC_PER_NODE="2")
     jobs[0].wait_for("good: each machine reaches")
-    os.kill(jobs[stopped].workers()[0], signal.SIGSTOP)
+    os.kill(jobs[stopped].workers()[stopped], signal.SIGSTOP)
     if stopped == 1:
-        end(jobs, 1, f"rank 1 on {hosts[1].name} said nothing for 10 s")
+        end(jobs, 1, f"rank 3 on {hosts[1].name} said nothing for 10 s")
     else:
         assert [job.wait(60) for job in jobs] == [1, 1]
         assert f"{hosts[1].name}: nothing is heard of rank 0 at " in jobs[1].stderr
