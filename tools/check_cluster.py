@@ -122,14 +122,14 @@ while told := os.read(0, 99):
         self.guard.stdin.write(b"%d\n" % (seconds + self.grace))
 
     def collect(self, step, mine, seconds):
-        """Rank 0 gets what each process has, None where nothing came; the others what it tells."""
+        """Rank 0 gets what each process has, None where nothing came; the others wait for it."""
         self.step = step
         self.store.set(f"{step}/{self.rank}", json.dumps(mine))
         if self.rank != 0:
-            status, told = json.loads(self.store.get(step))
-            if status is not None:
-                os._exit(status)
-            return told
+            told = self.store.get(step).decode()
+            if told != "go on":
+                os._exit(int(told))
+            return []
         keys = [f"{step}/{rank}" for rank in self.ranks]
         with contextlib.suppress(dist.DistStoreError):
             self.store.wait(keys, timedelta(seconds=seconds))
@@ -138,7 +138,7 @@ while told := os.read(0, 99):
     def all_do(self, step, rows, function, *arguments):
         """Rank 0 gets what the function returned in each process, if it did in all."""
         if self.rank == 0:  # nothing stands in the way: the others wait for this after each step
-            self.store.set(self.step, json.dumps([None, rows]))
+            self.store.set(self.step, "go on")
         self.begin_step(self.patience)
         end = time.monotonic() + self.patience + 3
         try:  # in a thread, for a collective may wait for ever
@@ -147,9 +147,7 @@ while told := os.read(0, 99):
             mine = [None, f"no end within {self.patience} s"]
         except Exception as error:
             mine = [None, " ".join(str(error).split())[:300]]
-        given = self.collect(step, mine, end - time.monotonic())
-        if self.rank != 0:
-            return []
+        given = self.collect(step, mine, end - time.monotonic())  # none in the other ranks
         failed = [f"{names([row])} failed in {step}: {one[1]}"
                   for row, one in zip(rows, given) if one and one[1]]
         if silent := [row for row, one in zip(rows, given) if one is None]:
@@ -173,7 +171,7 @@ while told := os.read(0, 99):
         if self.args.json:
             record = {"command": sys.argv, "fine": not status, **found}
             self.args.json.write_text(json.dumps(record, indent=1) + "\n")
-        self.store.set(self.step, json.dumps([status, None]))
+        self.store.set(self.step, str(status))
         time.sleep(1)  # the store may end with this process: the others read it first
         os._exit(status)
 
@@ -238,7 +236,7 @@ def who_is_here(args, meeting, row):
     late = args.machines - int(os.environ.get("GROUP_WORLD_SIZE", args.machines))
     given = meeting.collect("the start", row, 4 if late > 0 else args.wait)  # launch() has waited
     if row["rank"] != 0:
-        return given
+        return json.loads(meeting.store.get("rows"))
     rows = found["processes"] = [row for row in given if row]
     print("1. Who is here")
     table = [[*map(str, line)][:9] for line in (row.keys(), *(row.values() for row in rows))]
@@ -256,6 +254,7 @@ def who_is_here(args, meeting, row):
                     f"{len(rows)} processes, {machines} machine{'s' * (machines > 1)}")
     if who:
         meeting.finish()
+    meeting.store.set("rows", json.dumps(rows))
     return rows
 
 

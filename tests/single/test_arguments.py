@@ -9,7 +9,8 @@ BAD = {  # script and arguments; what the line says
     "dp.py 5 0.5": "argument save_every",
     "single_gpu.py --batch-size 0": "argument --batch-size",
     "single_gpu.py --batch-size 3841": "argument --batch-size: 3841 exceeds the 3840 training samples",
-    "multigpu_spawn.py --batch_size 241 -g 2 --device cpu": "argument --batch-size: 241 does not divide by 2 processes",
+    "multigpu_spawn.py --batch_size 241 -g 2 --device cpu":
+        "argument --batch-size: 241 does not divide by 2 processes, as 242 would",
     "single_gpu.py --lr 0": "argument --lr: '0' is not a number above 0",
     "single_gpu.py --lr nan": "argument --lr",
     "single_gpu.py --dataset ImageNet": "argument --dataset: invalid choice: 'ImageNet' (choose from",
@@ -21,8 +22,10 @@ BAD = {  # script and arguments; what the line says
     "multigpu_spawn.py -g 0": "argument -g/--gpus",
     "multigpu_spawn.py -n 2": "argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT",
     "multigpu_spawn.py -nr 1": "argument -nr/--node-rank: 1 is not below -n 1",
-    "multinode.py": "a launcher has to start it: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 ",
-    "multigpu_torchrun.py": "a launcher has to start it: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone "}
+    "multinode.py":
+        "a launcher has to start it: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --nproc_per_node=4",
+    "multigpu_torchrun.py":
+        "a launcher has to start it: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4"}
 TWO_GPUS = """
 import torch
 torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
