@@ -1,18 +1,24 @@
-"""Starts the scripts as a user does, each start marked so that no process of it can be overlooked."""
+"""Starts the scripts as a user does (start, run), or forks their ranks (train)."""
 import contextlib
+import functools
+import multiprocessing
 import os
-import queue
 import re
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
+import torch.distributed
+import torch.multiprocessing
 
 ROOT = Path(__file__).resolve().parent.parent
 BY_TORCHRUN = ["multigpu_torchrun.py", "multinode.py"]
@@ -21,144 +27,184 @@ RECIPES = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "recipes").glob
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where the order of a sum hardly matters
-SLOWLY = IN_FLOAT64 + """
-import time
-step = torch.optim.SGD.step
-def step_slowly(self):  # so that there is something left to train when what was lost comes back
-    time.sleep(0.1)
-    return step(self)
-torch.optim.SGD.step = step_slowly
-"""
-FIGURES = re.compile(r"epoch +(\d+)/\d+ \| loss (\S+) \| accuracy (\S+)% \| \S+ samples/s \| \d+:\d\d left")
+NOT_COPIED = shutil.ignore_patterns(".*", "data", "tests", "__pycache__", "*.pt")  # with a copy of the project
+started = []  # all jobs of a test
 
 
 class Job:
-    """A started command, with all processes that come of it."""
+    """A started command, with all processes that come of it: a mark in their environment shows them."""
 
-    def __init__(self, command, cwd, **env):
-        self.mark = f"TEST_JOB={uuid.uuid4()}"
+    def __init__(self, command, cwd=".", **env):
+        self.mark, self.stdout, self.errors = f"TEST_JOB={uuid.uuid4()}", "", tempfile.TemporaryFile()
         name, value = self.mark.split("=")
-        self.stdout, self.lines, self.errors = "", queue.Queue(), Path(cwd) / f"{value}.err"
-        with open(self.errors, "w") as errors:
-            self.process = subprocess.Popen(
-                [str(word) for word in command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-                text=True, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", name: value, **env})
-        threading.Thread(target=self.read, daemon=True).start()
+        self.process = subprocess.Popen(
+            [str(word) for word in command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.errors,
+            text=True, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", name: value, **env})
+        started.append(self)
 
     def read(self):
         for line in self.process.stdout:
             if line.strip() and not line.startswith("[Gloo]"):  # torch 2.10 announces each rank so
-                self.lines.put(line)
-        self.lines.put(None)
-
-    def wait_for(self, text, timeout=180):
-        """Read what the job prints until a line contains text."""
-        end = time.monotonic() + timeout
-        while True:
-            try:
-                line = self.lines.get(timeout=max(0.01, end - time.monotonic()))
-            except queue.Empty:
-                line = None
-            assert line is not None, f"did not print {text!r}:\n{self.stdout}{self.stderr}"
-            self.stdout += line
-            if text in line:
-                return
-
-    def wait(self, timeout=180):
-        """The job's status, once it and all its processes have ended."""
-        try:
-            status = self.process.wait(timeout)
-            while (line := self.lines.get(timeout=10)) is not None:
                 self.stdout += line
-            self.wait_until_gone(10)
-        finally:
-            self.kill()
+                yield line
+
+    def wait_for(self, text):
+        """Read what the job prints until a line contains text."""
+        assert any(text in line for line in self.read()), f"did not print {text!r}:\n{self.stdout}{self.stderr}"
+
+    def wait(self):
+        """The job's status, once all its processes have ended. What is still to be read must fit into a pipe, 64 KiB."""
+        status = self.process.wait()
+        self.wait_until_gone(10)
+        list(self.read())
         return status
 
     @property
     def stderr(self):
-        return self.errors.read_text()
+        return os.pread(self.errors.fileno(), 2**24, 0).decode()
 
-    def environments(self):
-        """What stands in the environment of each of the job's processes, wherever they are in the process tree."""
+    def processes(self):
+        """The environment of each of the job's processes, wherever it is in the process tree."""
         found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
+        for file in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):  # it has ended meanwhile
-                environment = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
-                if self.mark in environment:
-                    found[int(folder.name)] = environment
+                if self.mark in (environment := file.read_bytes().decode(errors="replace")):
+                    found[int(file.parent.name)] = environment
         return found
 
     def workers(self):
         """The training processes: those that a launcher started, by rank."""
-        return {int(variable.partition("=")[2]): pid for pid, environment in sorted(self.environments().items(), reverse=True)
-                for variable in environment if variable.startswith("LOCAL_RANK=")}
+        return {int(rank): pid for pid, environment in sorted(self.processes().items(), reverse=True)
+                for rank in re.findall("\0LOCAL_RANK=([0-9]+)", environment)}
 
-    def wait_until_gone(self, timeout):
-        end = time.monotonic() + timeout
-        while pids := list(self.environments()):
+    def wait_until_gone(self, seconds):
+        end = time.monotonic() + seconds
+        while pids := list(self.processes()):
             assert time.monotonic() < end, f"left behind: {pids}\n{self.stdout}{self.stderr}"
             time.sleep(0.05)
 
     def kill(self):
-        for pid in self.environments():
+        for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
 
-def first(lines, folder):
+def first(lines):
     """An environment in which every Python process runs these lines before all others."""
-    place = Path(tempfile.mkdtemp(dir=folder))
-    (place / "sitecustomize.py").write_text(lines)
-    return {"PYTHONPATH": str(place)}
+    folder = tempfile.mkdtemp(dir=os.getcwd())
+    Path(folder, "sitecustomize.py").write_text(lines)
+    return {"PYTHONPATH": f"{folder}:{ROOT}"}
 
 
-def logs(function, what):
-    """Lines after which each rank writes down what an expression gives whenever a function was called."""
+def after(function, expression):
+    """Lines by which each rank evaluates an expression after each call of a function, and writes down what it gives."""
     return f"""
-import functools, os, torch, torchvision, zlib
-import torch.distributed.algorithms.ddp_comm_hooks.default_hooks as hooks
+import functools, os, time, torch, zlib
 def wrapped(function):
     @functools.wraps(function)
     def logged(*given, **options):
         result = function(*given, **options)
         with open("log." + os.environ.get("RANK", "0"), "a") as file:
-            print({what}, file=file)
+            print({expression}, file=file)
         return result
     return logged
 {function} = wrapped({function})
 """
 
 
-def start(script, *arguments, cwd, processes=2, torchrun=(), device="cpu", before="", **env):
-    """Start a script by its command line; None leaves out what says how many processes, or on which device."""
-    line, arguments = [sys.executable], [*arguments, *(["--device", device] if device else [])]
-    if (script in BY_TORCHRUN or script.startswith("recipes.")) and processes:
+# So that there is something left to train when what was lost comes back.
+SLOWLY = IN_FLOAT64 + after("torch.optim.SGD.step", "time.sleep(0.1)")
+
+
+def start(script, *arguments, processes=2, torchrun=(), device="cpu", before="", **env):
+    """Start a script by its command line; without a device it takes the one that it finds."""
+    line = [sys.executable]
+    if script in BY_TORCHRUN or script.startswith("recipes/"):
         line = [*TORCHRUN, "--standalone", f"--nproc_per_node={processes}", *torchrun]
-    if script == "multigpu_spawn.py" and processes:
-        arguments += ["-g", processes]
-    line += ["-m", script] if script.startswith("recipes.") else [ROOT / script]
-    return Job([*line, *arguments], cwd, **env, **(first(before, cwd) if before else {}))
+    line += ["-m", script[:-3].replace("/", ".")] if script.startswith("recipes/") else [ROOT / script]
+    line += ["-g", processes] if script == "multigpu_spawn.py" else []
+    line += ["--device", device] if device else []
+    env |= first(before) if before or script.startswith("recipes/") else {}
+    return Job([*line, *arguments], **env)
 
 
-def run(script, *arguments, status=0, timeout=180, **options):
+def run(*words, status=0, **options):
     """Run a script to its end, and check how it ended."""
-    job = start(script, *arguments, **options)
-    ended = job.wait(timeout)
-    assert ended == status, f"status {ended} instead of {status}\n{job.stdout}{job.stderr}"
+    job = start(*words, **options)
+    assert (ended := job.wait()) == status, f"status {ended} instead of {status}\n{job.stdout}{job.stderr}"
     return job
+
+
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.nn", "torchvision.models"])  # loaded later else
+
+
+def be_rank(rank, script, arguments, cwd, output, environment, before):
+    os.chdir(cwd)
+    for stream in (1, 2):
+        os.dup2(os.open(f"{output}/{stream}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    os.environ.update(environment)
+    if "WORLD_SIZE" in environment:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # of loader workers; what is forked here has another default
+    torch.multiprocessing.spawn = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
+    exec(before, {})
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(ROOT))
+    runpy.run_path(str(ROOT / script), run_name="__main__")
+    if script != "recipes/fsdp.py":  # DTensor's caches keep the group
+        threads = [thread.read_text() for thread in Path("/proc/self/task").glob("*/comm")]
+        assert "gloo" not in "".join(threads), "the script has ended and gloo's threads have not"
+
+
+def train(script, *arguments, processes=2, device="cpu", before="", status=0, cwd=".", **environment):
+    """Like run, but ranks are forked from a process that has torch, which takes seconds to start. 0 processes: no launcher."""
+    arguments += ("--device", device) if device else ()
+    arguments += ("-g", processes) if script == "multigpu_spawn.py" and processes else ()
+    if script in ("single_gpu.py", "dp.py", "multigpu_spawn.py"):
+        processes = 0
+    if processes:
+        store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun has one
+        environment |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0, "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": store.port, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    with tempfile.TemporaryDirectory() as output:
+        options = (str(script), [*map(str, arguments)], os.path.abspath(cwd), output,
+                   {name: str(value) for name, value in environment.items()}, before)
+        ranks = [forks.Process(target=be_rank, args=(rank, *options)) for rank in range(processes or 1)]
+        for process in ranks:
+            process.start()
+        try:
+            for process in ranks:
+                process.join()
+        finally:
+            for process in ranks:
+                process.kill()
+            stdout, stderr = (Path(output, stream).read_text() for stream in "12")
+            print(stdout, stderr)  # which pytest shows where a test has failed
+    assert [process.exitcode for process in ranks] == [status] * len(ranks), stdout + stderr
+    return SimpleNamespace(stdout=stdout, stderr=stderr)
 
 
 def figures(text):
     """Loss and accuracy (in percent) of each epoch that was printed."""
-    return {int(epoch): (float(loss), float(accuracy)) for epoch, loss, accuracy in FIGURES.findall(text)}
+    found = re.findall(r"epoch +(\d+)/\d+ \| loss (\S+) \| accuracy (\S+)% \| \S+ samples/s \| \d+:\d\d left", text)
+    return {int(epoch): (float(loss), float(accuracy)) for epoch, loss, accuracy in found}
+
+
+def check_close(printed, expected, loss=1e-3, accuracy=100 / 509 + 0.01):  # one sample, rounded; 100: not compared
+    assert printed.keys() == expected.keys() != set()
+    for epoch in printed:
+        assert printed[epoch] == (pytest.approx(expected[epoch][0], abs=loss), pytest.approx(expected[epoch][1], abs=accuracy))
 
 
 def load(path):
     return torch.load(path, weights_only=True)
 
 
-def weights(path):
-    state = load(path)
-    return torch.cat([tensor.flatten().double() for tensor in state.get("model", state).values()])
+def check_equal(path, expected):
+    """The weights in two files, where all was done in float64."""
+    states = [saved.get("model", saved) for saved in (load(path), load(expected))]
+    other, one = (torch.cat([tensor.flatten() for tensor in state.values()]) for state in states)
+    assert (other - one).norm() <= 1e-9 * one.norm()

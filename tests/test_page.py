@@ -3,7 +3,6 @@ import itertools
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -11,20 +10,14 @@ from launch import RECIPES, ROOT, SCRIPTS
 from playwright.sync_api import expect, sync_playwright
 
 PAGE = (ROOT / "docs/index.html").as_uri()
-FILES = {name: (ROOT / name).read_text() for name in [*SCRIPTS, *RECIPES]}
+FILES = {name: (ROOT / name).read_text().splitlines(keepends=True) for name in [*SCRIPTS, *RECIPES]}
 PAIRS = [*itertools.pairwise([*FILES, "single_gpu.py", "multinode.py", "dp.py", "dp.py"])]
-LINES = """lines => lines.map(line => [
-    line.tagName, line.textContent, [...line.parentNode.children].indexOf(line)
-        + 1 + Number(line.parentNode.style.counterReset.split(" ")[1])])"""  # the number shown
-
-pytestmark = pytest.mark.xdist_group("page")  # one browser for all
 
 
 def diff(left, right):
     """Where GNU diff finds that they differ: start and stop in the left file, and in the right."""
-    command = ["diff", "--unchanged-group-format=", "--changed-group-format=%de %dl %dE %dL\n"]
-    done = subprocess.run([*command, ROOT / left, ROOT / right], capture_output=True, text=True)
-    return [[int(number) for number in line.split()] for line in done.stdout.splitlines()]
+    command = ["diff", "--unchanged-group-format=", "--changed-group-format=%de %dl %dE %dL\n", ROOT / left, ROOT / right]
+    return [[*map(int, line.split())] for line in subprocess.run(command, capture_output=True).stdout.splitlines()]
 
 
 def words(markdown):
@@ -37,8 +30,7 @@ def reasons():
     chapters = "".join((ROOT / f"docs/{name}.md").read_text() for name in ("changes", "recipes"))
     place = r"<!-- diff (\S+) (\S+) (\d+)-?(\d*) -->.*?<!-- end -->(.*?)(?=<!-- diff|\n#|\Z)"
     for old, new, first, last, text in re.findall(place, chapters, re.DOTALL):
-        count = int(last or first) - int(first) + 1
-        found.setdefault((old, new), []).extend([words(text)] * count)
+        found.setdefault((old, new), []).extend([words(text)] * (int(last or first) - int(first) + 1))
     return found
 
 
@@ -47,37 +39,31 @@ def context():
     if not shutil.which("chromium"):
         pytest.skip("needs Debian's package chromium")
     expect.set_options(timeout=20_000)
-    with sync_playwright() as playwright:
-        with playwright.chromium.launch(executable_path=shutil.which("chromium")) as browser:
-            yield browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=shutil.which("chromium")) as browser:
+        yield browser.new_context(permissions=["clipboard-read", "clipboard-write"])
 
 
 @pytest.fixture
 def page(context):
     """The page, opened from disk. Whatever a test does, nothing else is asked for or goes wrong."""
     with context.new_page() as page:
-        asked, wrong = [], []
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("console", lambda message: wrong.append(message.text))
-        page.on("pageerror", lambda error: wrong.append(error.message))
+        seen = []
+        page.on("request", lambda request: seen.append(request.url))
+        page.on("console", lambda message: seen.append(message.text))
+        page.on("pageerror", lambda error: seen.append(error.message))
         page.goto(PAGE)
         yield page
-        assert (asked, wrong) == ([PAGE], [])
+        assert seen == [PAGE]
 
 
-def link(left, right):
-    return f"#{left}..{right}".replace(".py", "")
+def show(page, left, right):
+    page.goto(f"{PAGE}#{left}..{right}".replace(".py", ""))
+    expect_pair(page, left, right)
 
 
 def expect_pair(page, left, right):
     expect(page.locator("#pair")).to_have_text(f"{left} → {right}")
-    chosen = [page.locator(side).input_value() + ".py" for side in ("#left", "#right")]
-    assert chosen == [left, right]
-
-
-def show(page, left, right):
-    page.goto(PAGE + link(left, right))
-    expect_pair(page, left, right)
+    assert [page.locator(side).input_value() + ".py" for side in ("#left", "#right")] == [left, right]
 
 
 def test_a_pair_shows_both_files_whole_and_marks_the_lines_that_diff_finds(page):
@@ -86,38 +72,31 @@ def test_a_pair_shows_both_files_whole_and_marks_the_lines_that_diff_finds(page)
         hunks = diff(*pair)
         for side, name, edge, tag in (("left", pair[0], 0, "DEL"), ("right", pair[1], 2, "INS")):
             changed = {line for hunk in hunks for line in range(*hunk[edge:edge + 2])}
-            texts = FILES[name].splitlines(keepends=True)
-            assert page.eval_on_selector_all(f".{side} > *", LINES) == [
-                [tag if at in changed else "SPAN", text, at + 1] for at, text in enumerate(texts)]
+            shown = page.eval_on_selector_all(f".{side} > *", "lines => lines.map(line => [line.tagName, line.textContent])")
+            assert shown == [[tag if at in changed else "SPAN", text] for at, text in enumerate(FILES[name])]
         found = page.locator(".why").all_text_contents()
         assert len(found) == len(hunks) and all(text.strip() for text in found), pair
 
 
-def test_reasons_are_those_of_the_chapter(page):
+def test_reasons_are_those_of_the_chapter_and_words_that_differ_are_marked(page):
     for arrow, expected in reasons().items():
         show(page, *arrow)
         assert [words(text) for text in page.locator(".why").all_text_contents()] == expected
-
-
-def test_other_pairs_have_the_reasons_of_the_arrows_between_them(page):
-    show(page, "multigpu_torchrun.py", "single_gpu.py")
+    show(page, "multigpu_torchrun.py", "single_gpu.py")  # the arrows that lie between them
     change = page.locator(".hunk", has_text="init_process_group(")
-    arrows = ["single_gpu to multigpu_spawn", "multigpu_spawn to multigpu_torchrun"]
-    expect(change.locator(".why a")).to_have_text(arrows)
-
-
-def test_words_that_the_other_side_lacks_are_marked(page):
-    expect(page.locator("ins", has_text="save_checkpoint").locator("mark")).to_have_text(["module"])
+    expect(change.locator(".why a")).to_have_text(["single_gpu to multigpu_spawn", "multigpu_spawn to multigpu_torchrun"])
+    expect(page.locator("del", has_text="save_checkpoint").locator("mark")).to_have_text(["module"])
 
 
 def test_map_pickers_swap_history_and_address_keep_in_step(page):
     expect_pair(page, "single_gpu.py", "multigpu_spawn.py")
-    for arrow in reasons():
-        page.click(f".map a[href='{link(*arrow)}']")
-        expect_pair(page, *arrow)
-        expect(page.locator(".map [aria-current]")).to_have_attribute("href", link(*arrow))
+    for left, right in reasons():
+        link = f"#{left}..{right}".replace(".py", "")
+        page.click(f".map a[href='{link}']")
+        expect_pair(page, left, right)
+        expect(page.locator(".map [aria-current]")).to_have_attribute("href", link)
     page.select_option("#left", "dp")
-    expect_pair(page, "dp.py", arrow[1])
+    expect_pair(page, "dp.py", right)
     page.select_option("#right", "multinode")
     page.click("#swap")
     expect_pair(page, "multinode.py", "dp.py")
@@ -126,7 +105,7 @@ def test_map_pickers_swap_history_and_address_keep_in_step(page):
     expect_pair(page, "dp.py", "multinode.py")
 
 
-def test_keys_go_from_change_to_change(page):
+def test_keys_go_from_change_to_change_and_tab_to_all_controls(page):
     for key, number in [("n", 1), ("n", 2), ("j", 3), ("p", 2), ("k", 1), ("p", 1), ("n", 11)]:
         if number == 11:  # the reader has scrolled to change 10
             page.evaluate("document.querySelectorAll('.hunk')[9].scrollIntoView()")
@@ -137,75 +116,49 @@ def test_keys_go_from_change_to_change(page):
     page.focus("#left")
     page.keyboard.press("n")
     expect(page.locator("#left")).to_be_focused()
+    page.evaluate("seen = new Set(), addEventListener('focusin', event => seen.add(event.target))")
+    controls = page.locator("a, button, select, summary").count()
+    for _ in range(controls + 1):  # from the first one on, and past the end of the page
+        page.keyboard.press("Tab")
+    assert page.evaluate("seen.size") == controls
 
 
-def test_copy_gives_the_new_lines_byte_for_byte(page):
+def test_copy_gives_the_new_lines_byte_for_byte_and_selects_them_where_there_is_no_clipboard(page):
     show(page, "multigpu_torchrun.py", "recipes/fsdp.py")
-    lines = FILES["recipes/fsdp.py"].splitlines(keepends=True)
     for number, (_, _, start, stop) in enumerate(diff("multigpu_torchrun.py", "recipes/fsdp.py")):
         button = page.locator(".hunk").nth(number).locator("button")
         expect(button).to_have_count(1 if start < stop else 0)
         if start < stop:
             button.click()
             expect(button).to_have_text("Copied")
-            assert page.evaluate("navigator.clipboard.readText()") == "".join(lines[start:stop])
-
-
-def test_without_a_clipboard_the_new_lines_are_selected(page):
+            assert page.evaluate("navigator.clipboard.readText()") == "".join(FILES["recipes/fsdp.py"][start:stop])
     page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
-    page.locator(".hunk button").first.click()
-    expect(page.locator(".hunk button").first).to_contain_text("Ctrl+C")
-    selected = page.evaluate("getSelection().toString()")
-    assert selected == "\n".join(FILES["multigpu_spawn.py"].splitlines()[:4])
+    button.click()
+    expect(button).to_contain_text("Ctrl+C")
+    assert page.evaluate("getSelection().toString() + '\\n'") == "".join(FILES["recipes/fsdp.py"][start:stop])
 
 
-def test_long_unchanged_stretches_are_folded_and_level(page):
-    folded = page.locator("details .left")
+def test_long_unchanged_stretches_are_folded_and_both_sides_level_and_narrow_screens_have_one_column(page):
+    folded, change = page.locator("details .left"), page.locator(".hunk", has_text="def main(args)")
     expect(folded.first).to_be_hidden()
     page.locator("summary").first.click()
     expect(folded.first).to_be_visible()
     page.click("#unfold")
     expect(folded.last).to_be_visible()
     tops = "lines => lines.map(line => line.getBoundingClientRect().top)"
-    left = page.eval_on_selector_all(".same .left > *", tops)
-    assert left == page.eval_on_selector_all(".same .right > *", tops)
-
-
-def test_narrow_screens_have_one_column_and_none_scrolls_sideways(page):
-    page.click("#unfold")
-    change = page.locator(".hunk", has_text="def main(args)")
+    assert page.eval_on_selector_all(".same .left > *", tops) == page.eval_on_selector_all(".same .right > *", tops)
     for width, columns in [(320, 1), (799, 1), (800, 2), (1440, 2)]:
         page.set_viewport_size({"width": width, "height": 844})
-        edges = "nodes => nodes.map(node => node.getBoundingClientRect().right)"
-        assert max(page.eval_on_selector_all("body *", edges)) <= width
+        assert max(page.eval_on_selector_all("body *", "all => all.map(node => node.getBoundingClientRect().right)")) <= width
         gone, come = (change.locator(side).bounding_box() for side in (".left", ".right"))
         assert (gone["y"] + gone["height"] <= come["y"]) == (columns == 1)
         assert page.locator(".same .right span").first.is_visible() == (columns == 2)
 
 
-@pytest.mark.parametrize("scheme, grey", [("light", 255), ("dark", 18)])
-def test_light_or_dark_all_has_a_name_and_enough_contrast(scheme, grey, page):
-    page.emulate_media(color_scheme=scheme)
+def test_light_or_dark_all_has_a_name_and_enough_contrast(page):
     show(page, "single_gpu.py", "dp.py")
-    expect(page.locator("body")).to_have_css("background-color", f"rgb({grey}, {grey}, {grey})")
-    results = Axe().run(page)
-    assert results.violations_count == 0, results.generate_report()
-
-
-def test_tab_reaches_all_controls(page):
-    page.evaluate("seen = new Set(), addEventListener('focusin', event => seen.add(event.target))")
-    controls = page.locator("a, button, select, summary").count()
-    for _ in range(controls):
-        page.keyboard.press("Tab")
-    assert page.evaluate("seen.size") == controls
-
-
-def test_a_changed_line_fails_with_the_command_to_run(tmp_path):
-    for folder in ("recipes", "docs", "tools"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text.replace("model.eval()", "model.train(False)"))
-    command = [sys.executable, tmp_path / "tools/render.py", "--check"]
-    done = subprocess.run(command, timeout=60, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr == "docs/index.html is behind: run python tools/render.py\n"
+    for scheme, grey in (("light", 255), ("dark", 18)):
+        page.emulate_media(color_scheme=scheme)
+        expect(page.locator("body")).to_have_css("background-color", f"rgb({grey}, {grey}, {grey})")
+        results = Axe().run(page)
+        assert results.violations_count == 0, results.generate_report()

@@ -1,7 +1,12 @@
-"""A bad argument ends the run in one line that names it, before anything is written."""
+"""A bad argument ends the run in one line that names it, before anything is written. A dataset is fetched once."""
+import gzip
+import hashlib
+import re
+import sys
+from pathlib import Path
+
 import pytest
-from forked import train
-from launch import BY_TORCHRUN, run
+from launch import BY_TORCHRUN, RECIPES, Job, figures, run, train
 
 BAD = {  # script and arguments; what the line says
     "single_gpu.py many": "argument total_epochs: 'many' is not a whole number of at least 1",
@@ -24,48 +29,62 @@ BAD = {  # script and arguments; what the line says
     "multigpu_spawn.py -nr 1": "argument -nr/--node-rank: 1 is not below -n 1",
     "multinode.py":
         "a launcher has to start it: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --nproc_per_node=4",
-    "multigpu_torchrun.py":
-        "a launcher has to start it: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4"}
-TWO_GPUS = """
-import torch
-torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
-torch.accelerator.device_count = lambda: 2
-"""
+    **dict.fromkeys(["multigpu_torchrun.py", *RECIPES],
+                    "a launcher has to start it: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4")}
 
 
 @pytest.mark.parametrize("command", BAD)
-def test_a_bad_argument_ends_the_run_in_one_line_and_writes_nothing(command, tmp_path):
+def test_a_bad_argument_ends_the_run_in_one_line_and_writes_nothing(command, folder):
     script, *arguments = command.split()
-    job = train(script, *arguments, cwd=tmp_path, processes=0, device=None, status=2)
-    assert job.stderr.startswith(f"{script}: ") and BAD[command] in job.stderr
-    assert job.stderr.count("\n") == 1 and job.stdout == ""
-    assert [path for path in tmp_path.iterdir() if path.suffix not in (".out", ".err")] == []
+    batch_step = {"SLURM_JOB_ID": 1, "SLURM_NTASKS": 2, "SLURM_PROCID": 0}  # as sbatch sets them, before any srun
+    job = train(script, *arguments, processes=0, device=None, status=2, **batch_step)
+    assert job.stderr.startswith(f"{script.removeprefix('recipes/')}: ") and BAD[command] in job.stderr
+    assert job.stderr.count("\n") == 1 and job.stdout == "" and not list(folder.iterdir())
 
 
-def test_what_all_ranks_see_one_says(tmp_path):
-    job = run("multigpu_torchrun.py", "--batch-size", 241, cwd=tmp_path, status=1)
+def test_what_all_ranks_see_one_says():
+    job = run("multigpu_torchrun.py", "--batch-size", 241, status=1)
     assert job.stderr.count("argument --batch-size: 241 does not divide by 2 processes, as 242 would") == 1
 
 
-def test_more_processes_than_gpus_are_refused_unless_they_may_share_them(tmp_path):
-    here = {"cwd": tmp_path, "before": TWO_GPUS, "processes": 0, "device": None}
-    spawn = train("multigpu_spawn.py", "-g", 3, status=2, **here)
+def test_more_processes_than_gpus_are_refused_unless_they_may_share_them():
+    here = {"processes": 3, "before": """import torch
+torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
+torch.accelerator.device_count = lambda: 2"""}
+    spawn = train("multigpu_spawn.py", device=None, status=2, **here)
     assert "argument -g/--gpus: nccl needs a GPU for each process, with --device cuda there are 2 for 3" in spawn.stderr
-    torchrun = train("multigpu_torchrun.py", status=2, **here, LOCAL_RANK=0, LOCAL_WORLD_SIZE=3)
-    assert "argument --backend: nccl needs a GPU for each process" in torchrun.stderr
-    on_cpu = train("multigpu_spawn.py", 1, "-g", 3, cwd=tmp_path, processes=0, before=TWO_GPUS)
-    assert "processes: 3, device: cpu, backend: gloo" in on_cpu.stdout
+    assert "argument --backend: nccl needs a GPU" in train("multinode.py", device=None, status=2, **here).stderr
+    assert "processes: 3, device: cpu, backend: gloo" in train("multigpu_spawn.py", 1, **here).stdout
 
 
 @pytest.mark.parametrize("script", BY_TORCHRUN)
-def test_help_needs_no_launcher(script, tmp_path):
-    job = train(script, "--help", cwd=tmp_path, processes=0)
+def test_help_needs_no_launcher(script):
+    job = train(script, "--help", processes=0)
     assert "--checkpoint" in job.stdout and job.stderr == ""
 
 
 @pytest.mark.parametrize("script, dataset", [("single_gpu.py", "MNIST"), ("multigpu_spawn.py", "CIFAR10")])
-def test_a_failed_download_is_one_line(script, dataset, tmp_path):
+def test_a_failed_download_is_one_line(script, dataset):
     """No name resolves where the only proxy is a port that nobody listens on."""
     nowhere = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
-    job = train(script, 1, "--dataset", dataset, cwd=tmp_path, processes=0, status=1, **nowhere)
+    job = train(script, 1, "--dataset", dataset, status=1, **nowhere)
     assert "was neither read from data nor downloaded" in job.stderr and job.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("script", ["multigpu_spawn.py", "multigpu_torchrun.py"])
+def test_one_process_fetches_a_missing_dataset_while_the_others_wait(script, fashion_mnist):
+    Path("site").mkdir()
+    *_, data = fashion_mnist(960, 101)
+    for file in data.glob("FashionMNIST/raw/*"):
+        Path("site", f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    sums = {file.name: hashlib.md5(file.read_bytes()).hexdigest() for file in Path("site").iterdir()}
+    site = Job([sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"], cwd="site")
+    site.wait_for("Serving HTTP")
+    address, = re.findall(r"http://\S+/", site.stdout)
+    job = train(script, 1, "--dataset", "FashionMNIST", before=f"""
+import torchvision.datasets
+torchvision.datasets.FashionMNIST.mirrors = ["{address}"]
+torchvision.datasets.FashionMNIST.resources = {[*sums.items()]}
+""")
+    assert list(figures(job.stdout)) == [1]
+    assert sorted(re.findall(r'"GET /(\S+) ', site.stderr)) == sorted([*sums] * 2)  # first where an address leads

@@ -1,0 +1,145 @@
+"""Two hosts on one machine, network namespaces with addresses, names and folders of their own; and a Slurm on them."""
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from launch import Job
+
+SWITCH = """
+ip netns add $1
+ip -n $1 link add bridge up type bridge
+"""
+HOST = """
+ip netns add $1
+ip link add eth0 netns $1 up type veth peer name $1 netns $3
+ip -n $1 addr add $2/24 dev eth0
+ip -n $1 link set lo up
+ip -n $3 link set $1 up master bridge
+mkdir -p /etc/netns/$1 $4
+"""
+CONF = """
+ClusterName=tests
+SlurmctldHost={a.name}({a.address})
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+ProctrackType=proctrack/linuxproc
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+NodeName={a.name} NodeAddr={a.address} CPUs=8
+NodeName={b.name} NodeAddr={b.address} CPUs=8
+PartitionName=all Nodes=ALL Default=YES
+"""
+MUNGED = "munged --foreground --force --key-file=munge.key --socket=munge.socket --pid-file=munge.pid --seed-file=munge.seed"
+
+
+def shell(lines, *words, **options):
+    return subprocess.run(["sh", "-ec", lines, "-", *words], capture_output=True, text=True, **options)
+
+
+@dataclass
+class Host:
+    """A network namespace whose one cable ends in a switch, under a host name of its own."""
+    name: str
+    address: str
+    switch: str
+    folder: Path
+
+    @property
+    def rendezvous(self):
+        return f"--rdzv-backend=c10d --rdzv-endpoint={self.name}:29400"
+
+    def pull_the_plug(self):
+        """What is sent from now on is lost, and nobody is told."""
+        shell("ip -n $2 link set $1 nomaster", self.name, self.switch, check=True)
+
+    def command(self, *words):
+        """A command line that runs on this host, as one typed there would."""
+        return ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"',
+                self.name, *map(str, words)]
+
+    def start(self, *words, **env):
+        return Job(self.command(*words), self.folder, **env)
+
+    def run(self, *words):
+        subprocess.run(self.command(*words), check=True)
+
+
+@contextlib.contextmanager
+def two_hosts(folder):
+    number = uuid.uuid4().hex[:8]
+    switch, addresses = f"switch{number}", {f"a{number}": "10.77.0.1", f"b{number}": "10.77.0.2"}
+    try:
+        if (made := shell(SWITCH, switch)).returncode:
+            pytest.skip(f"needs the right to make network namespaces: {made.stderr}")
+        for name, address in addresses.items():
+            shell(HOST, name, address, switch, folder / name, check=True)
+            names = "".join(f"{addresses[other]} {other}\n" for other in addresses)
+            Path("/etc/netns", name, "hosts").write_text("127.0.0.1 localhost\n" + names)  # ip netns exec shows it as /etc/hosts
+        yield [Host(name, address, switch, folder / name) for name, address in addresses.items()]
+    finally:
+        shell("for name do rm -rf /etc/netns/$name; ip netns del $name || true; done", *addresses, switch)
+
+
+class Slurm:
+    def __init__(self, hosts, folder):
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in an active environment
+        self.hosts = hosts
+        self.environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "SLURM_CONF": f"{folder}/slurm.conf"}
+
+    def run(self, *words, **env):
+        """One of Slurm's commands, given on the first host."""
+        return subprocess.run(self.hosts[0].command(*words), capture_output=True, text=True, env={**self.environment, **env})
+
+    def __call__(self, *words, **env):
+        done = self.run(*words, **env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def submit(self, *words, **env):
+        return self("sbatch", "--parsable", *words, **env).strip()
+
+    def wait_for(self, text, output):
+        """Until a job has written this to its file."""
+        while not output.exists() or text not in output.read_text():
+            time.sleep(0.1)
+
+    def wait(self, job):
+        """How a job ended."""
+        while (state := re.search(r"JobState=(\w+)", self("scontrol", "show", "job", job))[1]) not in ("COMPLETED", "FAILED"):
+            time.sleep(1)
+        return state
+
+
+@contextlib.contextmanager
+def slurm_on(hosts, folder):
+    (folder / "state").mkdir()
+    (folder / "munge.key").write_bytes(os.urandom(1024))
+    (folder / "munge.key").chmod(0o600)
+    (folder / "slurm.conf").write_text(CONF.format(a=hosts[0], b=hosts[1], folder=folder))
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    slurm = Slurm(hosts, folder)
+    processes, log = [], open(folder / "daemons.log", "w")
+    try:
+        for daemon in (MUNGED.split(), hosts[0].command("slurmctld", "-D"),
+                       *(host.command("slurmd", "-D", "-N", host.name) for host in hosts)):
+            processes.append(subprocess.Popen(daemon, cwd=folder, env=slurm.environment, stderr=log, start_new_session=True))
+            while not (folder / "munge.socket").exists():
+                assert processes[0].poll() is None
+        while slurm.run("sinfo", "--noheader", "--format=%T").stdout.split() != ["idle"]:
+            time.sleep(0.2)
+        yield slurm
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+            process.wait()
