@@ -13,9 +13,9 @@ ELASTIC = "--nnodes=1:2 --max-restarts=5 --rdzv-conf=last_call_timeout=5,keep_al
 
 
 def torchrun(hosts, options, *arguments, **env):
-    """The same line on each host."""
-    line = [*TORCHRUN, *options.split(), ROOT / "multinode.py", "--device", "cpu", *arguments]
-    return [host.start(*line, **env) for host in hosts]
+    """The same line on each host, but for its number, which a static rendezvous needs."""
+    line = [ROOT / "multinode.py", "--device", "cpu", *arguments]
+    return [host.start(*TORCHRUN, *options.split(), f"--node_rank={rank}", *line, **env) for rank, host in enumerate(hosts)]
 
 
 def end(jobs):
@@ -27,31 +27,29 @@ def on_one_device(epochs, small):
     return figures(train("single_gpu.py", epochs, *small, before=IN_FLOAT64).stdout)
 
 
-@pytest.mark.parametrize("way", ["by the environment", "static", "spawn"])
+@pytest.mark.parametrize("way", ["torchrun", "spawn"])
 def test_two_hosts_end_with_the_weights_of_one_device_however_they_are_started(way, hosts, small):
     a, b = hosts
-    float64 = first(IN_FLOAT64)
-    if way == "by the environment":
+    if way == "torchrun":  # told by its environment
         jobs = torchrun(hosts, "--nnodes=2 --nproc_per_node=2", 3, 2, *small, PET_RDZV_BACKEND="c10d",
-                        PET_RDZV_ENDPOINT=f"{a.name}:29400", **float64)
-    elif way == "static":
-        line = f"--nnodes=2 --master_addr={a.address} --master_port=29500 --node_rank="
-        jobs = [torchrun([host], line + rank, 3, 2, *small, **float64)[0] for host, rank in zip(hosts, "01")]
+                        PET_RDZV_ENDPOINT=f"{a.name}:29400", **first(IN_FLOAT64))
     else:
-        jobs = [host.start(sys.executable, ROOT / "multigpu_spawn.py", "--device", "cpu", "-n", 2, "-g", 1, "-nr", rank, 3, 2,
-                           *small, "--checkpoint", "multinode.pt", MASTER_ADDR=a.address, MASTER_PORT="29501", **float64)
+        line = [sys.executable, ROOT / "multigpu_spawn.py", 3, 2, "--device", "cpu", *small, "--checkpoint", "multinode.pt"]
+        jobs = [host.start(*line, "-n", 2, "-g", 1, "-nr", rank, MASTER_ADDR=a.address, MASTER_PORT="29501", **first(IN_FLOAT64))
                 for rank, host in enumerate(hosts)]
     assert end(jobs) == on_one_device(3, small) and jobs[1].stdout == ""
     check_equal(a.folder / "multinode.pt", "single_gpu.pt")
     assert not list(b.folder.glob("*.pt*"))  # rank 0 alone saves
 
 
-@pytest.mark.parametrize("held", [(2, 0), (0, 2)])
-def test_rank_0_alone_reads_the_checkpoint_and_sends_it_to_a_host_that_holds_none_or_another(held, hosts, small):
+@pytest.mark.parametrize("way, held", [("c10d", (2, 0)), ("static", (0, 2))])
+def test_rank_0_alone_reads_the_checkpoint_and_sends_it_to_a_host_that_holds_none_or_another(way, held, hosts, small):
+    a, b = hosts
     unbroken = on_one_device(2, small)
     shutil.copy("single_gpu.pt", hosts[held.index(2)].folder / "multinode.pt")
     unbroken |= on_one_device(3, small)
-    jobs = torchrun(hosts, f"--nnodes=2 --max-restarts=1 {hosts[1].rendezvous}", 3, *small, **first(IN_FLOAT64))
+    meet = b.rendezvous if way == "c10d" else f"--master_addr={a.address} --master_port=29500"
+    jobs = torchrun(hosts, f"--nnodes=2 --max-restarts=1 {meet}", 3, *small, **first(IN_FLOAT64))
     assert end(jobs) == {epoch: unbroken[epoch] for epoch in range(held[0] + 1, 4)}
     assert jobs[0].stdout.count("multinode.pt: 2 of 3 epochs are done") == (held[0] == 2)
     assert jobs[1].stdout == ""
@@ -78,7 +76,7 @@ def test_a_lost_host_is_done_without_and_taken_in_again(hosts, small):
     other.kill()  # all of its processes, as when its power fails
     one.wait_for("processes: 1,")
     one.wait_for("/25 | loss")
-    back, = torchrun(hosts[1:], *line, **RESTARTS, **slowly)
+    back, = torchrun([hosts[1]], *line, **RESTARTS, **slowly)
     one.wait_for("processes: 2,")
     assert end([one, back]) == on_one_device(25, small)
 

@@ -69,12 +69,13 @@ def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at
 
 
 def test_srun_starts_the_script_itself_and_ends_all_its_tasks_and_launchers_count_before_slurm(slurm, one_device, small):
-    step = ["srun", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1", "python", "multinode.py", 3, 2, "--device", "cpu"]
-    printed = slurm(*step, *small, **first(IN_FLOAT64))
+    step = ["srun", "--nodes=2", "--kill-on-bad-exit=1"]
+    script = ["python", "multinode.py", 3, 2, "--device", "cpu"]
+    printed = slurm(*step, "--ntasks-per-node=2", *script, *small, **first(IN_FLOAT64))
     assert "processes: 4, " in printed
     assert figures(printed) == {epoch: one_device[epoch] for epoch in (1, 2, 3)}
     Path("multinode.pt").write_text("no checkpoint")
-    failed = slurm.run(*step)
+    failed = slurm.run(*step, *script)
     assert failed.returncode != 0 and failed.stderr.count("multinode.pt cannot be resumed and is left as it was") == 1
     Path("multinode.pt").unlink()
     for launched in ("torchrun --standalone --nproc_per_node=2 multinode.py", "python multigpu_spawn.py"):
