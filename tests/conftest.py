@@ -15,7 +15,7 @@ def folder(tmp_path, monkeypatch):
     while started:
         job = started.pop()
         job.kill()
-        print(*job.read(), job.stderr)  # which pytest shows where a test has failed
+        print(job.stdout, *job.read(), job.stderr)  # which pytest shows where a test has failed
 
 
 @pytest.fixture(scope="session")

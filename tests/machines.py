@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from launch import Job
 
+# What $1 to $4 are: name, address, switch and folder.
 SWITCH = """
 ip netns add $1
 ip -n $1 link add bridge up type bridge

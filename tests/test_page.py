@@ -12,6 +12,9 @@ from playwright.sync_api import expect, sync_playwright
 PAGE = (ROOT / "docs/index.html").as_uri()
 FILES = {name: (ROOT / name).read_text().splitlines(keepends=True) for name in [*SCRIPTS, *RECIPES]}
 PAIRS = [*itertools.pairwise([*FILES, "single_gpu.py", "multinode.py", "dp.py", "dp.py"])]
+LINES = """lines => lines.map(line => [
+    line.tagName, line.textContent, [...line.parentNode.children].indexOf(line)
+        + 1 + Number(line.parentNode.style.counterReset.split(" ")[1])])"""  # the number shown
 
 
 def diff(left, right):
@@ -72,8 +75,8 @@ def test_a_pair_shows_both_files_whole_and_marks_the_lines_that_diff_finds(page)
         hunks = diff(*pair)
         for side, name, edge, tag in (("left", pair[0], 0, "DEL"), ("right", pair[1], 2, "INS")):
             changed = {line for hunk in hunks for line in range(*hunk[edge:edge + 2])}
-            shown = page.eval_on_selector_all(f".{side} > *", "lines => lines.map(line => [line.tagName, line.textContent])")
-            assert shown == [[tag if at in changed else "SPAN", text] for at, text in enumerate(FILES[name])]
+            assert page.eval_on_selector_all(f".{side} > *", LINES) == [
+                [tag if at in changed else "SPAN", text, at + 1] for at, text in enumerate(FILES[name])]
         found = page.locator(".why").all_text_contents()
         assert len(found) == len(hunks) and all(text.strip() for text in found), pair
 

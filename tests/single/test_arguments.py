@@ -27,8 +27,7 @@ BAD = {  # script and arguments; what the line says
     "multigpu_spawn.py -g 0": "argument -g/--gpus",
     "multigpu_spawn.py -n 2": "argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT",
     "multigpu_spawn.py -nr 1": "argument -nr/--node-rank: 1 is not below -n 1",
-    "multinode.py":
-        "a launcher has to start it: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --nproc_per_node=4",
+    "multinode.py": "a launcher has to start it: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --nproc_per_node=4",
     **dict.fromkeys(["multigpu_torchrun.py", *RECIPES],
                     "a launcher has to start it: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4")}
 
