@@ -3,6 +3,8 @@ import struct
 
 import pytest
 import torch
+
+pytest.register_assert_rewrite("launch")  # its assertions too show what differs
 from launch import started
 from machines import slurm_on, two_hosts
 

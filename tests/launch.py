@@ -137,7 +137,7 @@ def run(*words, status=0, **options):
 
 
 forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.nn", "torchvision.models"])  # loaded later else
+forks.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.nn", "torchvision.models"])  # once for all
 
 
 def be_rank(rank, script, arguments, cwd, output, environment, before):
@@ -183,7 +183,7 @@ def train(script, *arguments, processes=2, device="cpu", before="", status=0, cw
                 process.kill()
             stdout, stderr = (Path(output, stream).read_text() for stream in "12")
             print(stdout, stderr)  # which pytest shows where a test has failed
-    assert [process.exitcode for process in ranks] == [status] * len(ranks), stdout + stderr
+    assert [process.exitcode for process in ranks] == [status] * len(ranks)
     return SimpleNamespace(stdout=stdout, stderr=stderr)
 
 

@@ -113,7 +113,7 @@ def test_render_says_what_is_behind_and_puts_no_other_hunk_over_a_reason(files, 
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_losses_and_weights_are_the_same_with_one_two_and_three_processes(pair):
+def test_own_scripts_have_the_same_losses_and_weights_with_one_two_and_three_processes(pair):
     seen = []
     for processes in (0, 1, 2, 3):
         here = Path(str(processes))

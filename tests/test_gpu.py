@@ -6,7 +6,6 @@ import torch
 from launch import RECIPES, SCRIPTS, check_close, figures, load, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-
 WITHOUT_TF32 = "import torch; torch.backends.cudnn.allow_tf32 = False\n"
 ON_GPU = {"device": None, "before": WITHOUT_TF32}
 

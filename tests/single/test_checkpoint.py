@@ -49,8 +49,8 @@ def test_a_file_that_is_no_checkpoint_of_this_model_ends_the_run_in_one_line(wha
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
     content = path.read_bytes()
-    for script in ("single_gpu.py", "multigpu_spawn.py", "multigpu_torchrun.py"):
-        job = train(script, 2, "--checkpoint", path, processes=1, status=1)
+    for script, processes in (("single_gpu.py", 1), ("multigpu_spawn.py", 2), ("multigpu_torchrun.py", 1)):
+        job = train(script, 2, "--checkpoint", path, processes=processes, status=1)
         assert "run.pt cannot be resumed and is left as it was" in job.stderr and job.stderr.count("\n") == 1
         assert "epoch" not in job.stdout and path.read_bytes() == content
     assert not Path("executed").exists()
