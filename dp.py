@@ -35,7 +35,6 @@ def evaluate(model, loader, device):
 
 def main(args):
     device = torch.device(args.device)
-    print(f"processes: 1, device: {device}, batch: {args.batch_size}", flush=True)
     train_set, val_set = utils.load_data(args.dataset, args.data_dir)
     sampler = RandomSampler(train_set, generator=torch.Generator())
     options = dict(batch_size=args.batch_size, num_workers=args.workers,
@@ -48,11 +47,10 @@ def main(args):
     model = utils.build_model(args.model).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     epochs_done = 0
-    checkpoint = utils.read_checkpoint(args.checkpoint, model)
+    checkpoint = utils.read_checkpoint(args)
     if checkpoint:
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        optimizer.param_groups[0]["lr"] = args.lr  # the command line's counts, not the file's
         epochs_done = checkpoint["epoch"]
     # Slow: one GIL drives all GPUs; each step copies the model to them, their outputs to the first.
     parallel = model if device.type == "cpu" else torch.nn.DataParallel(model)

@@ -1,7 +1,4 @@
-"""Training on one machine, one process per GPU, started here: python multigpu_spawn.py 50 10
-On each of two, with MASTER_ADDR and MASTER_PORT: python multigpu_spawn.py 50 10 -n 2 -g 8 -nr 0
-"""
-import os
+"""Training on one machine, one process per GPU, started here: python multigpu_spawn.py 50 10"""
 import time
 
 import torch
@@ -55,13 +52,8 @@ def evaluate(model, loader, device):
 
 
 def main(local_rank, args):
-    if not mp.parent_process().is_alive():
-        return  # it was killed while this process imported torch: mp.spawn's own guard came later
     device = ddp_setup(local_rank, args)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank == 0:
-        print(f"processes: {world_size}, device: {device.type}, backend: {args.backend}, "
-              f"batch: {args.batch_size}, per process: {args.batch_size // world_size}", flush=True)
     train_set, val_set = utils.load_data(args.dataset, args.data_dir)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
     sampler = DistributedSampler(train_set, drop_last=True)
@@ -77,13 +69,12 @@ def main(local_rank, args):
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     epochs_done = 0
-    checkpoint = [utils.read_checkpoint(args.checkpoint, model) if rank == 0 else None]
+    checkpoint = [utils.read_checkpoint(args) if rank == 0 else None]
     dist.broadcast_object_list(checkpoint)  # to the other ranks: they may not see the file
     checkpoint = checkpoint[0]
     if checkpoint:
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        optimizer.param_groups[0]["lr"] = args.lr  # the command line's counts, not the file's
         epochs_done = checkpoint["epoch"]
     model = DDP(model, gradient_as_bucket_view=True)
 
@@ -107,7 +98,6 @@ def main(local_rank, args):
 if __name__ == "__main__":
     args = utils.parse_args(__doc__, spawn=True)
     utils.check_run(args, args.nodes * args.gpus, args.node_rank)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // args.gpus)))
     store = dist.TCPStore(args.master_addr, args.master_port, is_master=args.node_rank == 0)
     args.master_port = store.port  # all processes meet there; kept open, so no job can take it
     mp.spawn(main, (args,), nprocs=args.gpus)

@@ -1,6 +1,5 @@
-"""What no launch style changes: model, data, command line, checkpoint file and what is printed."""
+"""What no launch style changes. When mp.spawn's processes import it, Ctrl-C ends them at once."""
 import argparse
-import atexit
 import functools
 import math
 import os
@@ -11,7 +10,6 @@ import signal
 import socket
 import sys
 import tempfile
-import textwrap
 import time
 import zipfile
 
@@ -20,21 +18,15 @@ from torch import nn
 from torch.distributed import get_default_backend_for_device
 from torch.utils.data import Subset, TensorDataset
 
-# After cnn torchvision's: two with BatchNorm, one with dropout too, one with LayerNorm instead, and
-# one of 129 million parameters, slow to send.
-MODELS = ["cnn", "resnet18", "resnet50", "mobilenet_v3_small", "convnext_tiny", "vgg11"]
-DATASETS = ["synthetic", "FashionMNIST", "MNIST", "CIFAR10"]
-
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a process even where it waits in C++
-atexit.register(time.sleep, 0.1)  # by then gloo's threads have let go of their last tensor
+if torch.multiprocessing.current_process().name != "MainProcess":  # there parse_args does it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler waits for collectives
 
 
 def stop(message, status):
     """End this process with one line on stderr."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(5)  # all processes see it, one should say it: the launcher then ends the others
-    line = textwrap.shorten(message, width=500)
-    print(f"{os.path.basename(sys.argv[0])}: {line}", file=sys.stderr)
+    print(f"{os.path.basename(sys.argv[0])}: {' '.join(message.split())[:500]}", file=sys.stderr)
     sys.exit(status)
 
 
@@ -90,21 +82,22 @@ def rate(text):
 
 
 def parse_args(doc, spawn=False):
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a process even where it waits in C++
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    devices = ["cpu"]
-    if accelerator and accelerator.type != "mps":  # a Mac's has no collectives
-        devices.insert(0, accelerator.type)
+    usable = accelerator and accelerator.type != "mps"  # a Mac's has no collectives
+    devices = [accelerator.type, "cpu"] if usable else ["cpu"]
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.error = functools.partial(stop, status=2)  # one line, without the usage
     add, whole = parser.add_argument, functools.partial(count, least=0)
     add("total_epochs", type=count, nargs="?", default=50, help="with those of an earlier run")
     add("save_every", type=count, nargs="?", default=10, help="epochs; also saved after the last")
-    add("--batch-size", "--batch_size", type=count, default=240, help="samples over all devices")
-    add("--lr", type=rate, default=0.003, help="learning rate, also of a resumed run")
-    add("--dataset", choices=DATASETS, default="synthetic")
+    add("--batch-size", "--batch_size", type=count, default=480, help="samples over all devices")
+    add("--lr", type=rate, default=0.009, help="learning rate, also of a resumed run")
+    add("--dataset", choices=["synthetic", "FashionMNIST", "MNIST", "CIFAR10"], default="synthetic")
     add("--data-dir", default="data", help="where a real dataset lies, or is downloaded to")
-    add("--model", choices=MODELS, default="cnn")
+    add("--model", default="cnn", choices=[
+        "cnn", "resnet18", "resnet50", "mobilenet_v3_small", "convnext_tiny", "vgg11"])
     add("--workers", type=whole, default=0, help="loader processes per process and loader")
     add("--device", choices=devices, default=devices[0])
     add("--backend", choices=[*map(get_default_backend_for_device, devices)],
@@ -114,23 +107,21 @@ def parse_args(doc, spawn=False):
     add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # from torch.distributed.launch
     if spawn:
         add("-n", "--nodes", type=count, default=1, help="machines")
-        add("-g", "--gpus", type=count, default=argparse.SUPPRESS,
-            help="processes on this machine, by default one per GPU, or 2 without one")
+        add("-g", "--gpus", type=count, default=argparse.SUPPRESS, help="by default all, or 2 CPUs")
         add("-nr", "--node-rank", type=whole, default=0, help="which of the machines this is")
     args = parser.parse_args()
-
     args.backend = getattr(args, "backend", get_default_backend_for_device(args.device))
     gpus = torch.accelerator.device_count() if args.device != "cpu" else 0
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if spawn:
         processes = args.gpus = getattr(args, "gpus", gpus or 2)
-        args.master_addr, args.master_port = "127.0.0.1", 0  # 0: any port that is free
-        if args.nodes > 1:
-            args.master_addr, args.master_port = map(os.environ.get, ("MASTER_ADDR", "MASTER_PORT"))
-        if not args.master_addr or not str(args.master_port).isdecimal():
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // args.gpus)))
+        meet = os.environ if args.nodes > 1 else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        try:  # 0: any port that is free
+            args.master_addr, args.master_port = meet["MASTER_ADDR"], int(meet["MASTER_PORT"])
+        except (KeyError, ValueError):
             parser.error("argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT, "
                          "the first one's address and a free port on it, in their environment")
-        args.master_port = int(args.master_port)
         if args.node_rank >= args.nodes:
             parser.error(f"argument -nr/--node-rank: {args.node_rank} is not below -n {args.nodes}")
     if args.backend != "gloo" and processes > gpus:
@@ -158,61 +149,70 @@ def slurm_host():
         return os.environ["SLURM_LAUNCH_NODE_IPADDR"]
 
 
-def check_run(args, world_size=1, rank=0, inside=False):
+def check_run(args, world_size=None, rank=0, inside=False):
     """Fetch the data, and end here, before processes wait for each other, if this cannot train."""
-    if args.batch_size % world_size:
-        fits = math.ceil(args.batch_size / world_size) * world_size
-        stop(f"argument --batch-size: {args.batch_size} does not divide by {world_size} processes, "
+    processes = world_size or 1  # None: without a process group
+    if args.batch_size % processes:
+        fits = math.ceil(args.batch_size / processes) * processes
+        stop(f"argument --batch-size: {args.batch_size} does not divide by {processes} processes, "
              f"as {fits} would", 2)
     samples = len(load_data(args.dataset, args.data_dir)[0])
     if args.batch_size > samples:
         stop(f"argument --batch-size: {args.batch_size} exceeds the {samples} training samples", 2)
     if rank != 0:
-        return  # rank 0 alone reads and saves
-    checkpoint = read_checkpoint(args.checkpoint, build_model(args.model))
-    done = checkpoint["epoch"] if checkpoint else 0
-    if checkpoint and "total" in checkpoint and not inside:
-        stop(f"{args.checkpoint} was saved inside epoch {done + 1}, where only recipes.preempt "
-             "goes on", 1)
+        return  # rank 0 alone reads, saves and prints
+    check_checkpoint(args, inside)
+    backend = f", backend: {args.backend}" if world_size else ""
+    print(f"processes: {processes}, device: {args.device}{backend}, batch: {args.batch_size}, "
+          f"per process: {args.batch_size // processes}", flush=True)
+
+
+def check_checkpoint(args, inside):
+    """End here if the file cannot be resumed or none be saved; say how many epochs are done."""
+    path, checkpoint = args.checkpoint, {"epoch": 0}
+    if os.path.exists(path):
+        try:
+            if zipfile.ZipFile(path).testzip():  # torch.load compares no checksums
+                raise zipfile.BadZipFile("it is damaged")
+            checkpoint, model = read_checkpoint(args), build_model(args.model)
+            model.load_state_dict(checkpoint["model"])
+            trained = sum(len(group["params"]) for group in checkpoint["optimizer"]["param_groups"])
+            if trained != len(list(model.parameters())) or type(checkpoint["epoch"]) is not int:
+                raise ValueError("it is not from these scripts")
+        except Exception as error:
+            reason = f"it is cut off, damaged, of another model or no checkpoint ({error!r})"
+            if isinstance(error, pickle.UnpicklingError):  # whose words say how to load it even so
+                reason = "it holds more than tensors and plain values"
+            stop(f"{path} cannot be resumed and is left as it was: {reason}", 1)
+    done = checkpoint["epoch"]
+    if "total" in checkpoint and not inside:
+        stop(f"{path} was saved inside epoch {done + 1}, where only recipes.preempt goes on", 1)
     if done or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":  # then 0 is worth a word
-        hint = "; to start afresh, delete it or name another --checkpoint"
-        print(f"{args.checkpoint}: {done} of {args.total_epochs} epochs are done"
-              f"{hint if done >= args.total_epochs else ''}", flush=True)
-    folder = os.path.dirname(os.path.realpath(args.checkpoint))
+        print(f"{path}: {done} of {args.total_epochs} epochs are done; to start afresh, delete it "
+              "or name another --checkpoint", flush=True)
+    folder = os.path.dirname(os.path.realpath(path))
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         stop(f"argument --checkpoint: {folder} takes no file: {error.strerror}", 1)
 
 
-def read_checkpoint(path, model):
-    """What was saved to path, on the CPU; None where nothing was."""
-    if not os.path.exists(os.path.realpath(path)):
-        return None
-    try:
-        if zipfile.ZipFile(path).testzip():  # torch.load compares no checksums
-            raise zipfile.BadZipFile("it is damaged")
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(checkpoint["model"])
-        trained = sum(len(group["params"]) for group in checkpoint["optimizer"]["param_groups"])
-        if trained != len(list(model.parameters())) or type(checkpoint["epoch"]) is not int:
-            raise ValueError("it is not from these scripts")
+def read_checkpoint(args):
+    """What was saved, with this run's learning rate, on the CPU; None where nothing was."""
+    if os.path.exists(args.checkpoint):
+        checkpoint = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
+        for group in checkpoint["optimizer"]["param_groups"]:
+            group["lr"] = args.lr  # the command line's counts, not the file's
         return checkpoint
-    except pickle.UnpicklingError:  # whose own words say how to load it all the same
-        reason = "it holds more than tensors and plain values"
-    except Exception as error:
-        reason = f"it is cut off, damaged, of another model or no checkpoint ({error!r})"
-    stop(f"{path} cannot be resumed and is left as it was: {reason}", 1)
 
 
 def save_checkpoint(args, model, optimizer, epoch, **more):
     """A kill at any moment leaves the old file or the new one, whole."""
     path = os.path.realpath(args.checkpoint)
-    temporary = f"{path}.{os.getpid()}.tmp"
+    temporary = f"{path}.tmp"
     try:
         with open(temporary, "wb") as file:
-            checkpoint = {"model": model, "optimizer": optimizer, "epoch": epoch + 1, **more}
-            torch.save(checkpoint, file)
+            torch.save({"model": model, "optimizer": optimizer, "epoch": epoch + 1, **more}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -59,9 +59,6 @@ def evaluate(model, loader, device):
 def main(local_rank, args):
     device = ddp_setup(local_rank, args)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank == 0:
-        print(f"processes: {world_size}, device: {device.type}, backend: {args.backend}, "
-              f"batch: {args.batch_size}, per process: {args.batch_size // world_size}", flush=True)
     train_set, val_set = utils.load_data(args.dataset, args.data_dir)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
     sampler = DistributedSampler(train_set, drop_last=True)
@@ -77,12 +74,11 @@ def main(local_rank, args):
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     epochs_done = 0
-    checkpoint = [utils.read_checkpoint(args.checkpoint, model) if rank == 0 else None]
+    checkpoint = [utils.read_checkpoint(args) if rank == 0 else None]
     checkpoint = checkpoint[0]
     if checkpoint:
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        optimizer.param_groups[0]["lr"] = args.lr  # the command line's counts, not the file's
         epochs_done = checkpoint["epoch"]
     checkpoint = [*get_state_dict(model, optimizer)] if rank == 0 else [model.state_dict(), {}]
     model.apply(lambda part: fully_shard(part, mesh=mesh) if any(part.children()) else part)
@@ -109,6 +105,7 @@ def main(local_rank, args):
             utils.save_checkpoint(args, *checkpoint.pop(), epoch)
 
     dist.destroy_process_group()
+    time.sleep(0.1)  # DTensor's caches keep gloo's threads: they let go of their last tensor
 
 
 if __name__ == "__main__":

@@ -64,9 +64,6 @@ def evaluate(model, loader, device):
 def main(local_rank, args):
     device = ddp_setup(local_rank, args)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank == 0:
-        print(f"processes: {world_size}, device: {device.type}, backend: {args.backend}, "
-              f"batch: {args.batch_size}, per process: {args.batch_size // world_size}", flush=True)
     train_set, val_set = utils.load_data(args.dataset, args.data_dir)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
     sampler = DistributedSampler(train_set, drop_last=True)
@@ -82,13 +79,12 @@ def main(local_rank, args):
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     epochs_done = 0
-    checkpoint = [utils.read_checkpoint(args.checkpoint, model) if rank == 0 else None]
+    checkpoint = [utils.read_checkpoint(args) if rank == 0 else None]
     dist.broadcast_object_list(checkpoint)  # to the other ranks: they may not see the file
     checkpoint = checkpoint[0]
     if checkpoint:
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        optimizer.param_groups[0]["lr"] = args.lr  # the command line's counts, not the file's
         epochs_done = checkpoint["epoch"]
     model = DDP(model, gradient_as_bucket_view=True)
     control = dist.new_group(backend="gloo")  # for stop, on the CPU: no host waits for its device

@@ -1,12 +1,23 @@
-import shutil
 import struct
 
 import pytest
 import torch
 
 pytest.register_assert_rewrite("launch")  # its assertions too show what differs
-from launch import started
+from launch import PACKAGES, needs, started
 from machines import slurm_on, two_hosts
+
+
+def pytest_unconfigure(config):
+    """The last line of all says what was skipped for want of what."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    reasons = [report.longrepr[2] for report in reporter.stats.get("skipped", [])] if reporter else []
+    wants = [reason.partition("for want of ")[2].split(", ") for reason in reasons if "for want of " in reason]
+    if wants:
+        names = sorted({name for names in wants for name in names})
+        packages = " ".join(name for name in names if name in PACKAGES.values())
+        cure = f": apt-get install {packages}" if packages else ""
+        reporter.write_line(f"{len(wants)} tests were skipped for want of {', '.join(names)}{cure}")
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +64,7 @@ def hosts(folder):
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory):
-    if not all(map(shutil.which, ("munged", "slurmctld", "slurmd", "srun"))):
-        pytest.skip("needs Debian's packages munge, slurmctld, slurmd and slurm-client")
+    needs("munged", "slurmctld", "slurmd", "srun")
     folder = tmp_path_factory.mktemp("slurm")
     with two_hosts(folder) as hosts, slurm_on(hosts, folder) as slurm:
         yield slurm

@@ -27,8 +27,16 @@ RECIPES = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "recipes").glob
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where the order of a sum hardly matters
+PACKAGES = {"ip": "iproute2", "nft": "nftables", "munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd",
+            "srun": "slurm-client", "chromium": "chromium", "g++": "g++"}  # Debian's, by a command that each brings
 NOT_COPIED = shutil.ignore_patterns(".*", "data", "tests", "__pycache__", "*.pt")  # with a copy of the project
 started = []  # all jobs of a test
+
+
+def needs(*commands):
+    """Skip what cannot run without these; conftest.py says at the end what to install."""
+    if missing := [PACKAGES[command] for command in commands if not shutil.which(command)]:
+        pytest.skip(f"for want of {', '.join(missing)}")
 
 
 class Job:
@@ -55,7 +63,7 @@ class Job:
     def wait(self):
         """The job's status, once all its processes have ended. What is still to be read must fit into a pipe, 64 KiB."""
         status = self.process.wait()
-        self.wait_until_gone(10)
+        self.wait_until_gone()
         list(self.read())
         return status
 
@@ -77,9 +85,10 @@ class Job:
         return {int(rank): pid for pid, environment in sorted(self.processes().items(), reverse=True)
                 for rank in re.findall("\0LOCAL_RANK=([0-9]+)", environment)}
 
-    def wait_until_gone(self, seconds):
-        end = time.monotonic() + seconds
-        while pids := list(self.processes()):
+    def wait_until_gone(self, only=None):
+        """All of it, or only this process: on a quiet machine loader workers take five seconds, all others fewer."""
+        end = time.monotonic() + 60
+        while pids := [pid for pid in self.processes() if only in (None, pid)]:
             assert time.monotonic() < end, f"left behind: {pids}\n{self.stdout}{self.stderr}"
             time.sleep(0.05)
 
@@ -100,7 +109,7 @@ def first(lines):
 def after(function, expression):
     """Lines by which each rank evaluates an expression after each call of a function, and writes down what it gives."""
     return f"""
-import functools, os, time, torch, zlib
+import functools, os, signal, time, torch, zlib
 def wrapped(function):
     @functools.wraps(function)
     def logged(*given, **options):
@@ -113,8 +122,14 @@ def wrapped(function):
 """
 
 
-# So that there is something left to train when what was lost comes back.
-SLOWLY = IN_FLOAT64 + after("torch.optim.SGD.step", "time.sleep(0.1)")
+def hold(function, unless="False", until="os.path.exists('go')"):
+    """Lines by which each rank waits after each call of a function, or but some calls, until there is a file `go`."""
+    return after(function, f"{unless} or [time.sleep(0.05) for _ in iter(lambda: bool({until}), True)]")
+
+
+def hold_for_a_signal(step):
+    return "calls = []\n" + hold("torch.optim.SGD.step", f"calls.append(0) or len(calls) != {step}",
+                                 "signal.sigpending() or os.path.exists('go')")
 
 
 def start(script, *arguments, processes=2, torchrun=(), device="cpu", before="", **env):

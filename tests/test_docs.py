@@ -5,7 +5,6 @@ import re
 import runpy
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +90,12 @@ def test_no_command_restarts_without_what_restarts_need():
     assert re.search(r"export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.*--max-restarts=\d .*c10d", batch, re.DOTALL)
 
 
+def test_what_is_skipped_for_want_of_a_package_is_the_last_line_with_how_to_install_it():
+    bare = Job([sys.executable, "-m", "pytest", ROOT / "tests/test_page.py", "-n0", "-k", "fold"], PATH="/nowhere")
+    assert bare.wait() == 0
+    assert bare.stdout.splitlines()[-1] == "1 tests were skipped for want of chromium: apt-get install chromium"
+
+
 def test_saved_weights_work_elsewhere_as_readme_shows():
     snippet, = (block for block in blocks("python") if "load_state_dict" in block)
     train("single_gpu.py", 1, "--checkpoint", "multigpu_spawn.pt")
@@ -168,9 +173,7 @@ def test_a_round_gives_table_and_record_and_a_script_that_fails_is_shown_with_it
 
 
 def test_the_chapter_shows_the_figures_of_the_record():
-    before = signal.getsignal(signal.SIGINT)
     figures = runpy.run_path(str(BENCHMARK))["figures"]
-    signal.signal(signal.SIGINT, before)  # utils has changed it
     chapter = (ROOT / "docs/measured.md").read_text()
     record = json.loads((ROOT / "docs/benchmark.json").read_text())
     assert record["command"] in " ".join(chapter.split())

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from launch import RECIPES, ROOT, SCRIPTS
+from launch import RECIPES, ROOT, SCRIPTS, needs
 from playwright.sync_api import expect, sync_playwright
 
 PAGE = (ROOT / "docs/index.html").as_uri()
@@ -39,11 +39,13 @@ def reasons():
 
 @pytest.fixture(scope="module")
 def context():
-    if not shutil.which("chromium"):
-        pytest.skip("needs Debian's package chromium")
-    expect.set_options(timeout=20_000)
-    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=shutil.which("chromium")) as browser:
-        yield browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    needs("chromium")
+    expect.set_options(timeout=120_000)  # milliseconds: a busy machine takes its time
+    with sync_playwright() as playwright, playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), timeout=300_000) as browser:
+        context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+        context.set_default_timeout(120_000)
+        yield context
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections import Counter
@@ -10,9 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import IN_FLOAT64, ROOT, after, check_close, check_equal, figures, load, run, start, train
-
-compiles = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++, which compiles for the CPU")
+from launch import IN_FLOAT64, ROOT, after, check_close, check_equal, figures, hold_for_a_signal, load, needs, run, start, train
 
 
 def formats(path):
@@ -51,8 +48,8 @@ def test_bfloat16_trains_and_evaluates_as_well_as_float32_which_keeps_weights_an
     assert formats("bf16.pt") == formats("multigpu_torchrun.pt")
 
 
-@compiles
 def test_compilation_takes_place_in_the_first_epoch_alone_and_trains_the_same():
+    needs("g++")
     job = start("recipes/compile.py", 4, TORCH_LOGS="graph_code,recompiles")
     job.wait_for("epoch 1/")
     compiled = job.stderr.count("TRACED GRAPH")
@@ -93,14 +90,16 @@ def test_fsdp_and_single_gpu_go_on_from_each_other_as_if_one_had_trained_alone(s
 
 def test_a_preempted_run_goes_on_at_the_same_step_and_ends_with_the_bits_of_the_undisturbed_one(fashion_mnist):
     """With dropout and BatchNorm; whether the launcher or one process gets the signal."""
-    options = 3, "--model", "mobilenet_v3_small", *fashion_mnist(1440, 100)
+    options = 3, "--model", "mobilenet_v3_small", "--batch-size", 240, *fashion_mnist(1440, 100)
     whole = train("recipes/preempt.py", *options, "--checkpoint", "whole.pt")
     printed, stopped = {}, []
-    for number, to_launcher in ((signal.SIGUSR1, True), (signal.SIGTERM, False)):
-        job = start("recipes/preempt.py", *options, torchrun=["--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"])
+    for number, to_launcher, step in ((signal.SIGUSR1, True, 8), (signal.SIGTERM, False, 6)):
+        job = start("recipes/preempt.py", *options, torchrun=["--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"],
+                    before=hold_for_a_signal(step))
         job.wait_for("epoch ")
         os.kill(job.process.pid if to_launcher else job.workers()[1], number)
-        job.wait_until_gone(30)
+        if not to_launcher:
+            Path("go").touch()  # for the other
         assert job.wait() == (1 if to_launcher else 0), job.stderr  # 1: torchrun's own after a signal
         printed |= figures(job.stdout)
         stopped.append(load("preempt.pt"))
@@ -135,9 +134,9 @@ def test_each_rank_leaves_a_trace_of_three_steps_with_what_they_computed_and_sen
     assert not list(Path().glob("short*.json"))
 
 
-@compiles
 def test_accumulation_bfloat16_compilation_and_a_profile_go_together():
     """The diffs, applied one after the other, touch no line twice but the one that names the recipe."""
+    needs("g++")
     base = (ROOT / "multigpu_torchrun.py").read_text().splitlines(keepends=True)
     together, added = Path("recipes/together.py"), Counter()
     together.parent.mkdir()

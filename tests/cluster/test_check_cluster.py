@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch import NOT_COPIED, ROOT, TORCHRUN, Job, after, first
+from launch import NOT_COPIED, ROOT, TORCHRUN, Job, after, first, needs
 
-pytestmark = pytest.mark.timeout(120)
 CHECK = ROOT / "tools/check_cluster.py"
 PARTS = ["1. Who is here", "2. What differs", "3. Who reaches whom", "4. How fast", "5. "]
 
@@ -66,12 +65,11 @@ def test_what_differs_on_a_machine_is_named_with_the_processes_that_have_it_and_
             b.start(sys.executable, other / "tools/check_cluster.py", "--node_rank=1", *line, **wrong)]
     printed = end(jobs, 1, f"OMP_NUM_THREADS differs: 1 in rank 0 on {a.name} . 2 in rank 1 on {b.name}",
                   rf"multinode.py differs: \w+ in rank 0 on {a.name} . \w+ in rank 1 on {b.name}",
-                  rf"the clock of {b.name} is (8\.\d|9\.\d) s ahead of that of {a.name}",
+                  rf"the clock of {b.name} is \d+\.\d s ahead of that of {a.name}",
                   f"the sum of an all-reduce {a.name} - {b.name} is wrong in rank 1 on {b.name}")
     assert "utils.py differs" not in printed
 
 
-@pytest.mark.timeout(90)
 def test_a_machine_that_was_not_started_is_missed_by_those_that_were(hosts):
     """On the machine of the rendezvous, and on another one, each alone."""
     a, b = hosts
@@ -81,12 +79,12 @@ def test_a_machine_that_was_not_started_is_missed_by_those_that_were(hosts):
     assert f"{b.name}: waited 10 s for the machine of the rendezvous, {a.name}:29400: " in job.stderr
 
 
-@pytest.mark.skipif(not shutil.which("nft"), reason="needs Debian's package nftables")
 def test_a_firewall_in_one_direction_is_named_with_both_machines_before_the_process_group_is_made(hosts):
+    needs("nft")
     a, b = hosts
     b.run("nft", "add table ip fw; add chain ip fw in { type filter hook input priority 0; }; "
           "add rule ip fw in iifname eth0 tcp flags & (syn|ack) == syn drop")  # whoever comes hears nothing
-    printed = end(start(hosts, "--wait=20"), 1, f"{a.name} cannot reach {b.name} at {b.address}: no answer: a firewall")
+    printed = end(start(hosts), 1, f"{a.name} cannot reach {b.name} at {b.address}: no answer: a firewall")
     assert f"{b.name} cannot reach" not in printed and "4. " not in printed
 
 
@@ -94,7 +92,7 @@ def test_an_address_that_leads_back_to_whoever_asks_is_named_with_the_variable_t
     a, b = hosts
     file = Path("/etc/netns", b.name, "hosts")
     file.write_text(f"127.0.1.1 {b.name}\n{file.read_text()}")
-    end(start(hosts, "--wait=20"), 1, f"{a.name} cannot reach {b.name} at 127.0.1.1: that leads back to whoever asks",
+    end(start(hosts), 1, f"{a.name} cannot reach {b.name} at 127.0.1.1: that leads back to whoever asks",
         rf"to try on {b.name}: GLOO_SOCKET_IFNAME=eth0 \({b.address}\)$")
 
 
@@ -118,29 +116,28 @@ while True:
 """
 
 
-def test_a_slow_link_shows_in_the_figures_within_a_third(hosts):
+def test_a_slow_link_is_remarked_on_and_leaves_a_cluster_fine(hosts):
+    """However busy this machine is, no figure can be better than the cable."""
     a, b = hosts
     for host in hosts:
         host.pull_the_plug()
         host.run(*"tc qdisc add dev eth0 root tbf rate 100mbit burst 64k latency 500ms".split())
     Job(["ip", "netns", "exec", a.switch, sys.executable, "-c", LATE, a.name, b.name]).wait_for("ready")
-    end(start(hosts, "--json=found.json"), 1, rf"{a.name} - {b.name}: 2\d\.\d ms latency, which",
-        rf"{a.name} - {b.name}: \d+ Mbit/s, less than half of what")
+    end(start(hosts, "--json=found.json"), 0, rf"remark: {a.name} - {b.name}: \d+\.\d ms latency, which",
+        rf"remark: {a.name} - {b.name}: \d+ Mbit/s, less than half of what")
     found = json.loads((a.folder / "found.json").read_text())
     figures = found["all-reduce"][f"{a.name} - {b.name}"]
-    for measured, there_is in ((figures["latency, s"], 0.02), (figures["best"], 100e6 / 8)):
-        assert there_is * 2 / 3 < measured < there_is * 4 / 3, found
+    assert found["fine"] and figures["latency, s"] >= 0.02 and figures["best"] < 100e6 / 8 * 4 / 3, found  # a burst is free
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_process_that_stops_in_the_middle_is_named_and_nobody_waits_for_it(stopped, hosts):
     """Also where it is rank 0: then the others say that nothing is heard of it."""
-    jobs = start(hosts, "--wait=10", PET_NPROC_PER_NODE="2")
+    jobs = start(hosts, PET_NPROC_PER_NODE="2")
     jobs[0].wait_for("good: each machine reaches")
     os.kill(jobs[stopped].workers()[stopped], signal.SIGSTOP)
     if stopped == 1:
-        end(jobs, 1, f"rank 3 on {hosts[1].name} said nothing for 10 s")  # its launcher is rid of it too
+        end(jobs, 1, f"rank 3 on {hosts[1].name} said nothing for 20 s")  # its launcher is rid of it too
     else:
         assert [job.wait() for job in jobs] == [1, 1]
         assert f"{hosts[1].name}: nothing is heard of rank 0 at " in jobs[1].stderr
@@ -148,8 +145,8 @@ def test_a_process_that_stops_in_the_middle_is_named_and_nobody_waits_for_it(sto
 
 def test_srun_starts_it_too_and_a_task_that_does_not_come_is_missed(slurm):
     step = ["srun", "--nodes=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
-    check = ["python", CHECK, "--device=cpu", "--largest=16", "--wait=10"]
+    check = ["python", CHECK, "--device=cpu", "--largest=16"]
     assert slurm(*step, *check).splitlines()[-1] == "5. Fine."
-    missed = slurm.run(*step, "sh", "-c", '[ $SLURM_PROCID = 0 ] || exec sleep 40; exec "$@"', "-", *check)
+    missed = slurm.run(*step, "sh", "-c", '[ $SLURM_PROCID = 0 ] || exec sleep 600; exec "$@"', "-", *check, "--wait=10")
     assert missed.returncode != 0
     assert f"1 of 2 processes (ranks 1) did not come within 10 s; here: rank 0 on {slurm.hosts[0].name}" in missed.stdout

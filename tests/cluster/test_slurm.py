@@ -1,10 +1,13 @@
 """multinode.py and its batch file under a real Slurm of two nodes."""
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
-from launch import IN_FLOAT64, ROOT, SLOWLY, figures, first, train
+from launch import IN_FLOAT64, ROOT, figures, first, hold, hold_for_a_signal, train
+
+HELD = IN_FLOAT64 + hold("os.replace")  # after an epoch, so that there is something left to train
 
 
 @pytest.fixture(autouse=True)
@@ -24,12 +27,14 @@ def one_device(tmp_path_factory, small):
 
 def test_two_batch_jobs_at_once_both_train_and_a_requeued_one_goes_on_from_its_checkpoint(slurm, one_device, small):
     jobs = [slurm.submit("multinode.sbatch", 9, 1, *small, "--device", "cpu", "--checkpoint", f"{number}.pt",
-                         SLURM_GPUS_ON_NODE="1", **first(SLOWLY)) for number in range(2)]
+                         SLURM_GPUS_ON_NODE="1", **first(HELD)) for number in range(2)]
     outputs = [Path(f"multinode-{job}.out") for job in jobs]
-    for output in reversed(outputs):
-        slurm.wait_for("after epoch 2", output)
-    assert "epoch 9/" not in outputs[0].read_text()
+    for output in outputs:
+        slurm.wait_for("epoch 1/9", output)  # and no more, before there is a file `go`
+    while not Path("0.pt").exists():
+        time.sleep(0.1)
     slurm("scontrol", "requeue", jobs[0])
+    Path("go").touch()
     for job, output in zip(jobs, outputs):
         assert slurm.wait(job) == "COMPLETED", output.read_text()
         assert output.read_text().count("processes: 2, ") == 1 + (job == jobs[0])
@@ -59,10 +64,12 @@ def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at
         batch = batch.replace(wanted, there_is)
     Path("preempt.sbatch").write_text(batch)
     shutil.copytree(ROOT / "recipes", "recipes")
-    job = slurm.submit("preempt.sbatch", **first(SLOWLY))
+    job = slurm.submit("preempt.sbatch", **first(IN_FLOAT64 + hold_for_a_signal(15)))
     output = Path(f"preempt-{job}.out")
-    slurm.wait_for("epoch 2/", output)
+    slurm.wait_for("epoch 1/", output)
     slurm("scancel", "--batch", "--signal=USR1", job)
+    slurm.wait_for("saved", output)
+    Path("go").touch()
     assert slurm.wait(job) == "COMPLETED", output.read_text()
     assert output.read_text().count("saved preempt.pt") == 2 and output.read_text().count("processes: 2, ") == 2
     assert figures(output.read_text()) == one_device

@@ -7,7 +7,7 @@ from launch import IN_FLOAT64, SCRIPTS, after, figures, load, train
 
 
 def test_each_script_goes_on_where_another_stopped(small):
-    def leg(script, epochs, path="relay.pt", lr=0.003):
+    def leg(script, epochs, path="relay.pt", lr=0.009):
         return train(script, epochs, "--checkpoint", path, "--lr", lr, *small, before=IN_FLOAT64).stdout
 
     unbroken, printed = leg("single_gpu.py", 6, "unbroken.pt"), {}

@@ -5,11 +5,12 @@ import re
 import pytest
 from launch import RECIPES, ROOT, SCRIPTS
 
-LINES = {"single_gpu.py": 72, "dp.py": 74, "multigpu_spawn.py": 113, "multigpu_torchrun.py": 110, "multinode.py": 118}
-CHANGED = {"single_gpu.py dp.py": 6, "single_gpu.py multigpu_spawn.py": 73, "multigpu_spawn.py multigpu_torchrun.py": 27,
+LINES = {"single_gpu.py": 70, "dp.py": 72, "multigpu_spawn.py": 103, "multigpu_torchrun.py": 106, "multinode.py": 114,
+         "utils.py": 232}
+CHANGED = {"single_gpu.py dp.py": 6, "single_gpu.py multigpu_spawn.py": 63, "multigpu_spawn.py multigpu_torchrun.py": 25,
            "multigpu_torchrun.py multinode.py": 16, "multigpu_torchrun.py recipes/accumulate.py": 16,
            "multigpu_torchrun.py recipes/bf16.py": 8, "multigpu_torchrun.py recipes/compile.py": 6,
-           "multigpu_torchrun.py recipes/fsdp.py": 24, "multigpu_torchrun.py recipes/preempt.py": 30,
+           "multigpu_torchrun.py recipes/fsdp.py": 26, "multigpu_torchrun.py recipes/preempt.py": 30,
            "multigpu_torchrun.py recipes/profiler.py": 10}
 
 
@@ -58,5 +59,5 @@ def test_nothing_that_a_launch_style_does_is_hidden_in_utils():
                  "init_process_group", "destroy_process_group", "all_reduce", "barrier", "all_gather", "broadcast", "set_epoch",
                  "set_device", "mp.spawn", ".module"):
         assert word not in re.sub(r"#.*", "", text), rule(3)
-    assert max(map(len, text.splitlines())) <= 100, rule(4)
+    assert len(text.splitlines()) <= LINES["utils.py"] and max(map(len, text.splitlines())) <= 100, rule(4)
     assert {arrow.split()[1] for arrow in CHANGED} == {*SCRIPTS[1:], *RECIPES}, rule(4)

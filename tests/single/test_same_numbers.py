@@ -30,7 +30,7 @@ def test_so_they_do_where_nothing_comes_out_even(fashion_mnist):
 
 def test_the_ranks_share_out_each_sample_once_in_another_order_each_epoch(fashion_mnist):
     reads = "import torchvision.datasets\n" + after("torchvision.datasets.MNIST.__getitem__", "given[0].train, given[1]")
-    train("multigpu_torchrun.py", 2, *fashion_mnist(960, 101), before=reads)
+    train("multigpu_torchrun.py", 2, "--batch-size", 240, *fashion_mnist(960, 101), before=reads)
     ranks = [[line.split() for line in Path(log).read_text().splitlines()] for log in ("log.0", "log.1")]
     parts = [[int(index) for kind, index in rank if kind == "True"] for rank in ranks]
     for epoch in (slice(0, 480), slice(480, 960)):
@@ -41,8 +41,8 @@ def test_the_ranks_share_out_each_sample_once_in_another_order_each_epoch(fashio
 
 def test_dropout_differs_by_rank_and_a_resumed_run_is_the_unbroken_one(fashion_mnist):
     def part(epochs, checkpoint, **options):
-        train("multigpu_torchrun.py", epochs, "--model", "mobilenet_v3_small", *data, "--checkpoint", checkpoint,
-              "--workers", 1, **options)  # which must not shift random numbers
+        train("multigpu_torchrun.py", epochs, "--model", "mobilenet_v3_small", *data, "--batch-size", 240,
+              "--checkpoint", checkpoint, "--workers", 1, **options)  # which must not shift random numbers
     data = fashion_mnist(480, 20)
     masks = after("torch.nn.Dropout.forward", "given[0].training and zlib.crc32(result.eq(0).numpy())")
     part(2, "unbroken.pt", before=masks)
