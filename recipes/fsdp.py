@@ -105,7 +105,7 @@ def main(local_rank, args):
             utils.save_checkpoint(args, *checkpoint.pop(), epoch)
 
     dist.destroy_process_group()
-    time.sleep(0.1)  # DTensor's caches keep gloo's threads: they let go of their last tensor
+    time.sleep(0.1)  # DTensor's caches keep the group: let gloo's threads drop their last tensor
 
 
 if __name__ == "__main__":
