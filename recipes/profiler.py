@@ -71,7 +71,7 @@ def main(local_rank, args):
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     profiler = torch.profiler.profile(
-        schedule=torch.profiler.schedule(wait=5, warmup=2, active=3, repeat=1),
+        schedule=torch.profiler.schedule(wait=3, warmup=2, active=3, repeat=1),
         on_trace_ready=lambda done: done.export_chrome_trace(f"{args.checkpoint}.rank{rank}.json"))
     profiler.start()
     optimizer.register_step_post_hook(lambda *_: profiler.step())
