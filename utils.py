@@ -1,4 +1,4 @@
-"""What no launch style changes. When mp.spawn's processes import it, Ctrl-C ends them at once."""
+"""What no launch style changes. Imported in a spawned process, it lets Ctrl-C end that at once."""
 import argparse
 import functools
 import math
