@@ -132,7 +132,7 @@ def changed(text, *changes):
     return text
 
 
-def record(name, text, processes, *arguments, capsys=None):
+def record(name, text, processes, *arguments, capsys, **environment):
     """What is recorded of a script, whose ranks are forked: as by its command line, but in a second."""
     here = Path(f"{name}.{processes}")
     (here / "records").mkdir(parents=True)
@@ -142,7 +142,7 @@ def record(name, text, processes, *arguments, capsys=None):
     try:
         stdout = train(script.resolve(), *arguments, cwd=here, processes=processes, device=None, CUDA_VISIBLE_DEVICES="",
                        before=f"import runpy; runpy.run_path({str(ROOT / 'tools/recorder/sitecustomize.py')!r})",
-                       CHECK_CONVERSION=(here / "records").resolve()).stdout
+                       CHECK_CONVERSION=(here / "records").resolve(), **environment).stdout
     except AssertionError:
         status, stderr = 1, capsys.readouterr().out
     capsys.readouterr()
@@ -227,12 +227,17 @@ def test_what_trains_the_same_is_not_blamed(shape, processes, capsys):
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_own_scripts_train_the_same_with_one_two_and_three_processes(pair, capsys):
+def test_own_scripts_train_print_and_save_the_same_with_one_two_and_three_processes(pair, capsys):
     texts = [(ROOT / f"docs/{name}.py").read_text() for name in (pair, f"{pair}_ddp")]
-    before = record(pair, texts[0], 0, *PAIRS[pair], capsys=capsys)
+    sharp = {"capsys": capsys, "CHECK_CONVERSION_FLOAT64": 1}
+    before = record(pair, texts[0], 0, *PAIRS[pair], **sharp)
+    losses = [float(loss) for loss in re.findall(r"\bloss (\S+)", before.stdout)]
+    assert min(losses) < 0.8 * losses[0]
     for processes in (1, 2, 3):
-        after = record(f"{pair}_ddp", texts[1], processes, *PAIRS[pair], capsys=capsys)
-        assert verdict(before, after, capsys).startswith("the same training: ")
+        after = record(f"{pair}_ddp", texts[1], processes, *PAIRS[pair], **sharp)
+        said = verdict(before, after, capsys)
+        assert said.startswith("the same training: ") and said.endswith("printed and saved the same")
+        assert all(float(figure) < 1e-9 for figure in re.findall(r"within (\d\S+?)[,;]", said)), said
 
 
 def test_each_cure_of_the_chapter_is_one_that_a_verdict_names():

@@ -332,7 +332,8 @@ def judge(first, again, many):
     if not faults:
         rest = (f"from step {agree.parted} on rounding drives them apart: --float64 sees farther"
                 if agree.parted else "printed and saved the same")
-        print(f"the same training: {agree.steps} steps with {len(many.ranks)} processes, gradients "
+        ranks = f"{len(many.ranks)} process{'es' * (len(many.ranks) > 1)}"
+        print(f"the same training: {agree.steps} steps with {ranks}, gradients "
               f"within {agree.gradients:.0e}, weights within {agree.weights:.0e}; {rest}")
         last = [rank.steps[-1] for rank in many.ranks]
         if last[0]["dropout"] and len({step["random"] for step in last}) < len(last):
