@@ -1,4 +1,4 @@
-"""What no launch style changes. Imported in a spawned process, it lets Ctrl-C end that at once."""
+"""What no launch style changes. Imported by a child of multiprocessing, it lets Ctrl-C end that."""
 import argparse
 import functools
 import math
@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed import get_default_backend_for_device
 from torch.utils.data import Subset, TensorDataset
 
-if torch.multiprocessing.current_process().name != "MainProcess":  # there parse_args does it
+if torch.multiprocessing.current_process().name != "MainProcess":  # in that parse_args does it
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler waits for collectives
 
 
@@ -101,13 +101,12 @@ def parse_args(doc, spawn=False):
     add("--workers", type=whole, default=0, help="loader processes per process and loader")
     add("--device", choices=devices, default=devices[0])
     add("--backend", choices=[*map(get_default_backend_for_device, devices)],
-        default=argparse.SUPPRESS, help="of the DDP scripts, by default the device's own; "
-        "with gloo several processes may share a GPU")
+        default=argparse.SUPPRESS, help="default: the device's; with gloo processes may share it")
     add("--checkpoint", default=pathlib.Path(sys.argv[0]).stem + ".pt", help="resumed if it exists")
     add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # from torch.distributed.launch
     if spawn:
         add("-n", "--nodes", type=count, default=1, help="machines")
-        add("-g", "--gpus", type=count, default=argparse.SUPPRESS, help="by default all, or 2 CPUs")
+        add("-g", "--gpus", type=count, default=argparse.SUPPRESS, help="processes: 1 a GPU, or 2")
         add("-nr", "--node-rank", type=whole, default=0, help="which of the machines this is")
     args = parser.parse_args()
     args.backend = getattr(args, "backend", get_default_backend_for_device(args.device))
@@ -116,12 +115,13 @@ def parse_args(doc, spawn=False):
     if spawn:
         processes = args.gpus = getattr(args, "gpus", gpus or 2)
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // args.gpus)))
-        meet = os.environ if args.nodes > 1 else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-        try:  # 0: any port that is free
-            args.master_addr, args.master_port = meet["MASTER_ADDR"], int(meet["MASTER_PORT"])
-        except (KeyError, ValueError):
+        several = args.nodes > 1
+        args.master_addr = os.environ.get("MASTER_ADDR") if several else "127.0.0.1"
+        args.master_port = os.environ.get("MASTER_PORT", "") if several else "0"  # any that is free
+        if not args.master_addr or not args.master_port.isdecimal():
             parser.error("argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT, "
                          "the first one's address and a free port on it, in their environment")
+        args.master_port = int(args.master_port)
         if args.node_rank >= args.nodes:
             parser.error(f"argument -nr/--node-rank: {args.node_rank} is not below -n {args.nodes}")
     if args.backend != "gloo" and processes > gpus:
@@ -150,7 +150,7 @@ def slurm_host():
 
 
 def check_run(args, world_size=None, rank=0, inside=False):
-    """Fetch the data, and end here, before processes wait for each other, if this cannot train."""
+    """Say on what this trains; or that it cannot, before processes wait for each other."""
     processes = world_size or 1  # None: without a process group
     if args.batch_size % processes:
         fits = math.ceil(args.batch_size / processes) * processes
@@ -168,7 +168,7 @@ def check_run(args, world_size=None, rank=0, inside=False):
 
 
 def check_checkpoint(args, inside):
-    """End here if the file cannot be resumed or none be saved; say how many epochs are done."""
+    """Say how many epochs are done; or that the file is no good, or its folder takes none."""
     path, checkpoint = args.checkpoint, {"epoch": 0}
     if os.path.exists(path):
         try:
@@ -188,8 +188,9 @@ def check_checkpoint(args, inside):
     if "total" in checkpoint and not inside:
         stop(f"{path} was saved inside epoch {done + 1}, where only recipes.preempt goes on", 1)
     if done or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":  # then 0 is worth a word
-        print(f"{path}: {done} of {args.total_epochs} epochs are done; to start afresh, delete it "
-              "or name another --checkpoint", flush=True)
+        hint = "; to start afresh, delete it or name another --checkpoint"
+        print(f"{path}: {done} of {args.total_epochs} epochs are done"
+              f"{hint if done >= args.total_epochs else ''}", flush=True)
     folder = os.path.dirname(os.path.realpath(path))
     try:
         tempfile.TemporaryFile(dir=folder).close()
@@ -209,15 +210,14 @@ def read_checkpoint(args):
 def save_checkpoint(args, model, optimizer, epoch, **more):
     """A kill at any moment leaves the old file or the new one, whole."""
     path = os.path.realpath(args.checkpoint)
-    temporary = f"{path}.tmp"
     try:
-        with open(temporary, "wb") as file:
+        with open(f"{path}.tmp", "wb") as file:
             torch.save({"model": model, "optimizer": optimizer, "epoch": epoch + 1, **more}, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(f"{path}.tmp", path)
     except (OSError, RuntimeError) as error:
-        pathlib.Path(temporary).unlink(missing_ok=True)
+        pathlib.Path(f"{path}.tmp").unlink(missing_ok=True)
         while error.__context__:  # torch's own error, on top of the one that says why
             error = error.__context__
         stop(f"{args.checkpoint} was not saved: {error}", 1)

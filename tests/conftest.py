@@ -16,8 +16,8 @@ def pytest_unconfigure(config):
     if wants:
         names = sorted({name for names in wants for name in names})
         packages = " ".join(name for name in names if name in PACKAGES.values())
-        cure = f": apt-get install {packages}" if packages else ""
-        reporter.write_line(f"{len(wants)} tests were skipped for want of {', '.join(names)}{cure}")
+        cure = f"; apt-get install {packages}" if packages else ""
+        reporter.write_line(f"skipped for want of {', '.join(names)}: {len(wants)}{cure}")
 
 
 @pytest.fixture(autouse=True)

@@ -123,7 +123,7 @@ def wrapped(function):
 
 
 def hold(function, unless="False", until="os.path.exists('go')"):
-    """Lines by which each rank waits after each call of a function, or but some calls, until there is a file `go`."""
+    """Lines by which each rank waits after a call of a function, unless an expression is true, until another one is."""
     return after(function, f"{unless} or [time.sleep(0.05) for _ in iter(lambda: bool({until}), True)]")
 
 

@@ -89,7 +89,18 @@ def test_no_command_restarts_without_what_restarts_need():
 def test_what_is_skipped_for_want_of_a_package_is_the_last_line_with_how_to_install_it():
     bare = Job([sys.executable, "-m", "pytest", ROOT / "tests/test_page.py", "-n0", "-k", "fold"], PATH="/nowhere")
     assert bare.wait() == 0
-    assert bare.stdout.splitlines()[-1] == "1 tests were skipped for want of chromium: apt-get install chromium"
+    assert bare.stdout.splitlines()[-1] == "skipped for want of chromium: 1; apt-get install chromium"
+
+
+def test_importing_utils_leaves_ctrl_c_to_a_notebook_and_works_in_a_thread():
+    Path("notebook.py").write_text("""import signal, threading
+thread = threading.Thread(target=__import__, args=["utils"])
+thread.start()
+thread.join()
+print(signal.getsignal(signal.SIGINT).__name__)
+""")
+    job = Job([sys.executable, "notebook.py"], PYTHONPATH=str(ROOT))
+    assert job.wait() == 0 and (job.stdout, job.stderr) == ("default_int_handler\n", "")
 
 
 def test_saved_weights_work_elsewhere_as_readme_shows():

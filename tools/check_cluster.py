@@ -105,7 +105,7 @@ while told := os.read(0, 99):
 
     def __init__(self, args, rank, local_rank, world_size):
         self.args, self.rank, self.ranks = args, rank, range(world_size)
-        self.patience = min(args.wait, 20)  # seconds that a step may take once all are there
+        self.patience = args.wait  # seconds that a step may take
         self.thread = ThreadPoolExecutor(1)
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         last_words = (f"{socket.gethostname()}: nothing is heard of rank 0 at {host}:{port}. Is it "
@@ -419,6 +419,7 @@ def how_fast(meeting, rows, rates, measured):
                 what = "computes" if name.startswith("rank") else "sends"
                 remarks.append(f"{name} {what} slower than the rest by half: {value:,.0f} a "
                                f"second, the others {median(rest):,.0f}")
+    found["remarks"] = remarks
     print(*(f"   remark: {remark}\n" for remark in remarks), sep="", end="")
     meeting.verdict(faults, "every sum is right")
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import IN_FLOAT64, RESTARTS, ROOT, TORCHRUN, check_equal, figures, first, hold, load, train
+from launch import IN_FLOAT64, RESTARTS, ROOT, TORCHRUN, after, check_equal, figures, first, hold, load, train
 
 ELASTIC = "--nnodes=1:2 --max-restarts=5 --rdzv-conf=last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=4"
-# Whoever is alone waits after an epoch, so that there is something left to train when the other comes.
-ALONE = IN_FLOAT64 + hold("os.replace", unless="os.environ['WORLD_SIZE'] == '2'")
+# Whoever is alone waits after an epoch, and two take their time, so that something is left to train when one comes or goes.
+ALONE = (IN_FLOAT64 + hold("os.replace", unless="os.environ['WORLD_SIZE'] == '2'")
+         + after("torch.optim.SGD.step", "time.sleep(0.1)"))
 
 
 def torchrun(hosts, options, *arguments, **env):
@@ -61,11 +62,12 @@ def test_rank_0_alone_reads_the_checkpoint_and_sends_it_to_a_host_that_holds_non
 
 
 def test_a_worker_killed_on_the_host_without_rank_0_costs_no_bit(hosts):
-    jobs = torchrun(hosts, f"--nnodes=2 --max-restarts=3 {hosts[0].rendezvous}", 6, 1, **RESTARTS)
-    for epoch in (2, 4):
-        jobs[0].wait_for(f"epoch {epoch}/6")
+    jobs = torchrun(hosts, f"--nnodes=2 --max-restarts=3 {hosts[0].rendezvous}", 4, 1, **RESTARTS, **first(hold("os.replace")))
+    for epoch in (1, 2):
+        jobs[0].wait_for(f"epoch {epoch}/4")
         os.kill(jobs[1].workers()[0], signal.SIGKILL)
-    assert end(jobs) == figures(train("multinode.py", 6, 1).stdout)
+    (hosts[0].folder / "go").touch()
+    assert end(jobs) == figures(train("multinode.py", 4, 1).stdout)
     assert jobs[0].stdout.count("processes: 2") == 3
     torch.testing.assert_close(load(hosts[0].folder / "multinode.pt"), load("multinode.pt"), rtol=0, atol=0)
 
@@ -98,12 +100,13 @@ def test_another_host_goes_on_where_the_one_with_rank_0_is_lost(hosts, small, fo
     assert figures(lost.stdout) | figures(other.stdout) == on_one_device(25, small)
 
 
+# multinode.py gives ten minutes.
 SOONER = """
 import datetime, torch.distributed
 init = torch.distributed.init_process_group
 torch.distributed.init_process_group = lambda *given, timeout, **options: init(
     *given, timeout=min(timeout, datetime.timedelta(minutes=1)), **options)
-"""  # than after the ten minutes that multinode.py gives
+"""
 
 
 def test_a_cut_cable_parks_nobody(hosts):

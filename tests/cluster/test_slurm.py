@@ -34,12 +34,14 @@ def test_two_batch_jobs_at_once_both_train_and_a_requeued_one_goes_on_from_its_c
     while not Path("0.pt").exists():
         time.sleep(0.1)
     slurm("scontrol", "requeue", jobs[0])
+    while "JobState=RUNNING" in slurm("scontrol", "show", "job", jobs[0]):
+        time.sleep(0.1)
     Path("go").touch()
     for job, output in zip(jobs, outputs):
         assert slurm.wait(job) == "COMPLETED", output.read_text()
         assert output.read_text().count("processes: 2, ") == 1 + (job == jobs[0])
         assert figures(output.read_text()) == one_device
-    assert "0.pt: " in outputs[0].read_text()  # so many epochs are done
+    assert "0.pt: 1 of 9 epochs are done" in outputs[0].read_text()
 
 
 def test_the_batch_file_binds_its_processes_to_the_cores_it_asks_for_or_else_leaves_them_alone(slurm):

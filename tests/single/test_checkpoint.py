@@ -60,6 +60,20 @@ def test_a_kill_while_saving_leaves_the_old_checkpoint_whole():
     dies_at_the_second = after("os.fsync", "os.path.exists('run.pt') and os.kill(os.getpid(), 9)")
     job = train("single_gpu.py", 3, 1, "--checkpoint", "run.pt", status=-9, before=dies_at_the_second)
     assert "saved" in job.stdout and load("run.pt")["epoch"] == 1
+    assert [*Path().glob("*.tmp")] == [Path("run.pt.tmp")]  # which the next save takes
+    train("single_gpu.py", 2, "--checkpoint", "run.pt")
+    assert load("run.pt")["epoch"] == 2 and not [*Path().glob("*.tmp")]
+
+
+def test_the_learning_rate_of_the_command_line_counts_in_all_groups_of_the_optimizer(small):
+    groups = """import torch
+init = torch.optim.SGD.__init__
+torch.optim.SGD.__init__ = lambda self, params, **options: init(self, [{"params": [one]} for one in params], **options)
+"""
+    for epochs, rate in ((1, 0.003), (2, 0.001)):
+        train("multigpu_torchrun.py", epochs, "--lr", rate, "--checkpoint", "run.pt", *small, before=groups)
+    rates = [group["lr"] for group in load("run.pt")["optimizer"]["param_groups"]]
+    assert len(rates) > 1 and {*rates} == {0.001}
 
 
 @pytest.mark.parametrize("script", ["single_gpu.py", "multigpu_spawn.py", "multigpu_torchrun.py"])

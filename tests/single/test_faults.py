@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import RESTARTS, ROOT, Job, after, figures, first, load, run, start, train
+from launch import RESTARTS, ROOT, Job, after, figures, first, hold, load, run, start, train
 
 
 def test_a_killed_worker_costs_no_bit_under_torchrun_with_restarts():
-    job = start("multigpu_torchrun.py", 12, 2, torchrun=["--max-restarts=3"], **RESTARTS)
+    not_yet = "os.environ['TORCHELASTIC_RESTART_COUNT'] != '0' or saves.append(0) or len(saves) < 5"
+    job = start("multigpu_torchrun.py", 12, 2, torchrun=["--max-restarts=3"], **RESTARTS,
+                before="saves = []\n" + hold("os.replace", unless=not_yet))  # it does not end before that kill
     epoch, rank, delay = random.randint(1, 4), random.randint(0, 1), random.random() / 2
     job.wait_for(f"epoch  {epoch}/12")
     time.sleep(delay)  # anywhere in an epoch, or in the saving of a checkpoint
@@ -25,6 +27,7 @@ def test_a_killed_worker_costs_no_bit_under_torchrun_with_restarts():
     assert "--max-restarts will hardly recover" not in job.stderr
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("script", ["multigpu_spawn.py", "multigpu_torchrun.py"])
 def test_an_exception_in_one_rank_ends_all_and_is_shown(script):
     raises = after("torch.optim.SGD.step", "torch.distributed.get_rank() == 1 and float('own words')")
@@ -50,7 +53,8 @@ def test_a_signal_ends_every_process(script, workers, whom, what, line):
 
 
 def test_ctrl_c_ends_a_rank_that_waits_for_another_in_a_collective():
-    stops = "torch.distributed.get_rank() == 1 and os.kill(os.getpid(), 19) or print(os.getpid(), 'waits', flush=True)"
+    stops = ("torch.distributed.get_rank() == 1 and os.kill(os.getpid(), signal.SIGSTOP) "
+             "or print(os.getpid(), 'waits', flush=True)")
     job = start("multigpu_spawn.py", 1, before=after("torch.optim.SGD.step", stops))
     job.wait_for(" waits")  # for rank 1, which stops itself
     waiting, seen = int(re.search(r"(\d+) waits", job.stdout)[1]), None
