@@ -112,8 +112,17 @@ FAULTS = {
                                   "step 7: ranks 0 and 1 have other weights: 2.bias"),
     "another seed": ([], [("model = ", "torch.manual_seed(7)\nmodel = ")], "step 1: it begins with other weights"),
     "a rate by rank": ([], [(REDUCE, "    optimizer.param_groups[0]['lr'] *= 0.5 if rank else 1\n" + REDUCE)],
-                       r"step 7: ranks 0 and 1 have learning rates \[0.05\] and \[0.025\]. See \"Who decides"),
-    "another rate": ([], [("lr=0.05", "lr=0.05 * world_size")], r"step 1: the learning rates are \[0.\d+\] instead of \[0.05\]"),
+                       r"step 7: ranks 0 and 1 have other options .*: lr 0.025 instead of 0.05. See \"Who decides"),
+    "another rate": ([], [("lr=0.05", "lr=0.05 * world_size")], r"step 1: other options .*: lr 0.\d+ instead of 0.05"),
+    "another momentum": ([], [("lr=0.05", "lr=0.05, momentum=0.9")], "step 1: other options .*: momentum 0.9 instead of 0"),
+    "a model that is not trained": ([], [("optimizer = ", "other = nn.Linear(1, 1)\noptimizer = "),
+                                         ("SGD(model", "SGD(other")], "step 1: it begins with other weights"),
+    "an optimizer made before": ([], [("optimizer = torch.optim.SGD(model.parameters(), lr=0.05)\n", ""), (
+        "model = DDP(" + MODEL, "model = DDP(old := " + MODEL), ("for epoch", "import copy\nmodel = DDP(copy.deepcopy(old))\n"
+        "optimizer = torch.optim.SGD(old.parameters(), lr=0.05)\nfor epoch")], "step 1: .*there are none now"),
+    "by hand, of unequal parts": ([("in loader:", "in [data[:]]:")], [
+        ("loss = nn", "x, y = (x[:40], y[:40]) if rank == 0 else (x[40:], y[40:])\n        loss = nn")],
+                                  "step 1: .*(parts that are not equal|left out)"),
     "noise": ([NOISE], [], "step 1: .*draw random numbers in each step, the ranks the same.*Random numbers"),
     "a figure not reduced": ([], [(REDUCE, "")], "printed otherwise:.*before.py: epoch 0.*after.py: epoch 0.*Figures"),
     "printed by all": ([], [("    if rank == 0:\n        print", "    if 1:\n        print")],

@@ -133,12 +133,19 @@ def distance(one, other):
     return math.dist(one, other) if len(one) == len(other) else math.inf
 
 
+def other_options(one, step):
+    """What two optimizers have been told otherwise: lr 0.1 instead of 0.05."""
+    return ", ".join(sorted({f"{name} {new.get(name)} instead of {old[name]}"
+                             for old, new in zip(one["groups"], step["groups"])
+                             for name in old if new.get(name) != old[name]}))
+
+
 def between_ranks(shares, ranks):
     """DDP keeps weights and gradients the same in all ranks, to the last bit."""
     for other, step in zip(ranks[1:], shares[1:]):
         who, one = f"ranks 0 and {other.rank}", shares[0]
-        if step["rates"] != one["rates"]:
-            return f"{who} have learning rates {one['rates']} and {step['rates']}", "Who decides"
+        if options := other_options(one, step):
+            return f"{who} have other options of the optimizer: {options}", "Who decides"
         if one["loader"] and step.get("drawn") != one.get("drawn"):
             return f"{who} shuffle differently, each by random numbers of its own", "Random numbers"
         for what, heading in (("weights", "Load first, then DDP"),
@@ -155,7 +162,7 @@ def between_ranks(shares, ranks):
 
 def passes(steps):
     """The number of steps each time that a loader was gone through."""
-    starts = [place for place, step in enumerate(steps) if step["loader"]] + [len(steps)]
+    starts = [k for k, step in enumerate(steps) if step["loader"] or k == 0] + [len(steps)]
     return [end - start for start, end in itertools.pairwise(starts)]
 
 
@@ -170,14 +177,15 @@ def why(k, one, shares, first, many):
     sizes = f"{first.name} was fed {whole}, the ranks {' and '.join(map(str, fed))}"
     kinds = [next((step["loader"] for step in steps[k - 1::-1] if step["loader"]), [None, None])
              for steps in (before, now)]
-    draws = all(steps[k - 1]["random"] != steps[min(k, len(steps) - 1)]["random"]
-                or (k > 1 and steps[k - 2]["random"] != steps[k - 1]["random"]) for steps in (before, now))
+    draws = all(any(step["draws"] for step in steps[:k + 1]) for steps in (before, now))
     same = "the same" if len({step["random"] for step in shares}) == 1 else "others"
     is_factor = f"all gradients are {factor:.4g} times those of {first.name}"
     causes = [
+        (not any(b), "Training goes through DDP", "there are none now: has the optimizer the parameters "
+         "of the model that is trained, or was it made before?"),
         (in_line and math.isclose(factor * n, 1, rel_tol=0.01), "The loss is a sum",
          f"{is_factor} = 1/{n}, the number of processes: the loss is a sum over the batch, and DDP "
-         "takes the mean over ranks"),
+         "takes the mean over ranks (or gradients are clipped to another norm)"),
         (in_line and math.isclose(factor, n, rel_tol=0.01), "The loss is multiplied once too often",
          f"{is_factor}, the number of processes"),
         (in_line, "The loss is multiplied once too often", f"{is_factor}, with {n} processes"),
@@ -195,7 +203,7 @@ def why(k, one, shares, first, many):
         (len(set(map(str, fed))) > 1, "A mean over unequal parts",
          f"a mean over parts that are not equal: {sizes}"),
         (draws, "Random numbers", f"both draw random numbers in each step, the ranks {same}: more "
-         "cannot be seen until the noise is 0, or each rank takes its part of the whole batch's"),
+         "cannot be seen until it is 0 in both, or drawn for the whole batch: noise[rank::world_size]"),
         (True, "No common factor", "by no common factor: do parts count differently (padding, "
          "ignore_index), are gradients clipped or unscaled before they are averaged, do ranks get "
          f"other samples? {sizes}")]
@@ -205,21 +213,23 @@ def why(k, one, shares, first, many):
 def compare_training(first, many):
     """The first fault, or None; and how far both agree, and where rounding has driven them apart."""
     strict = max(1000 * first.ranks[0].eps, 1e-9)
-    agree = SimpleNamespace(gradients=0.0, weights=0.0, parted=None, steps=0)
+    agree = SimpleNamespace(gradients=0.0, weights=0.0, parted=None, steps=0, idle=[])
     largest = collections.Counter()
     for k, (one, *shares) in enumerate(zip(*(rank.steps for rank in first.ranks[:1] + many.ranks)), 1):
         if fault := between_ranks(shares, many.ranks):
             return (f"step {k}: {fault[0]}", fault[1]), agree
         share = shares[0]
-        if one["rates"] != share["rates"]:
-            return (f"step {k}: the learning rates are {share['rates']} instead of {one['rates']}",
-                    "Who decides"), agree
+        if options := other_options(one, share):
+            return (f"step {k}: other options of the optimizer: {options}", "Who decides"), agree
         largest[one["optimizer"]] = max(largest[one["optimizer"]], math.hypot(*one["gradients"]))
         scale = max(math.hypot(*one["gradients"]), 0.01 * largest[one["optimizer"]]) or 1
         error = distance(one["gradients"], share["gradients"]) / scale
         weights = distance(one["weights"], share["weights"]) / (math.hypot(*one["weights"]) or 1)
         if weights == math.inf or (k == 1 and weights > strict):
             return ("step 1: it begins with other weights", "Load first, then DDP"), agree
+        if k > 1 and weights > max(100 * strict, 1000 * max(agree.gradients, agree.weights)):
+            return (f"step {k - 1}: the gradients agree, and the weights do not after it, by "
+                    f"{weights:.2g} of their norm", "No common factor"), agree
         # Rounding grows step by step; one ReLU of one sample that it turns over is a jump, but small.
         grown = max(10 * strict, 50 * agree.gradients, 300 * weights)
         if math.isfinite(scale) and not error <= (strict if k == 1 else grown):
@@ -240,6 +250,7 @@ def compare_training(first, many):
     if len(many.ranks) > 1 and one["fed"] == share["fed"] and (
             share["loader"] or [""])[0] in ("RandomSampler", "SequentialSampler"):
         return ("each rank goes through all samples", "A loader without DistributedSampler"), agree
+    agree.idle = [at for at, norm in largest.items() if norm == 0]
     return None, agree
 
 
@@ -296,7 +307,8 @@ def compare_saved(first, many, tolerance):
             for key, (shape, *numbers) in a.items():
                 size = abs(numbers[0]) if shape is None else scale
                 if distance(numbers, b[key][1:]) > tolerance * size:
-                    return f"{name}: another {key} is saved", "Saving"
+                    return (f"{name}: another {key or 'tensor'} is saved",
+                            "Figures" if shape is None else "Saving")
     if len(files[0]) != len(files[1]):
         return f"{len(files[1])} files are saved instead of {len(files[0])}", "Saving"
 
@@ -323,9 +335,12 @@ def judge(first, again, many):
         fault = None  # it did not come to its end
     if not end and not fault:
         tolerance = math.inf if agree.parted else max(1e-9, 100 * agree.weights)
-        fault = (compare_saved(first, many, 10 * tolerance)
+        fault = (compare_saved(first, many, tolerance)
                  or compare_printed(first, again, many, tolerance))
     faults = [one for one in (fault, end) if one]
+    if not faults and agree.parted and agree.steps < 2:
+        raise NotJudged(f"rounding drives both apart after one step: lower the learning rate "
+                        "in both, or try --float64")
     for text, heading in faults:
         print("NOT THE SAME TRAINING\n" * (text is faults[0][0]) + text, end=". ")
         print(f'See "{heading}" in docs/your_own_script.md.')
@@ -335,6 +350,8 @@ def judge(first, again, many):
         ranks = f"{len(many.ranks)} process{'es' * (len(many.ranks) > 1)}"
         print(f"the same training: {agree.steps} steps with {ranks}, gradients "
               f"within {agree.gradients:.0e}, weights within {agree.weights:.0e}; {rest}")
+        for number in agree.idle:
+            print(f"All gradients of optimizer {number + 1} were 0: what it trains was not checked.")
         last = [rank.steps[-1] for rank in many.ranks]
         if last[0]["dropout"] and len({step["random"] for step in last}) < len(last):
             print('Dropout was 0 here, and would be the same in all ranks. See "Random numbers" in '

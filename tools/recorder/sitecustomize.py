@@ -21,6 +21,8 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 FILE = os.environ["CHECK_CONVERSION"] + "/{}.{}"
 passes = collections.defaultdict(list)  # over each dataset, as they came
 optimizers, state = [], {"fed": None, "loader": None, "dropout": False, "alive": 0}
+# Switches that say how an optimizer computes, not what.
+SWITCHES = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable")
 
 
 def note(**what):
@@ -50,9 +52,16 @@ def in_full_precision(context, device_type, *given, **options):
     enter_autocast(context, device_type, enabled=False)
 
 
+def random_state():
+    return zlib.crc32(torch.get_rng_state().numpy().tobytes())
+
+
 def shuffle_as_distributed(sampler):
+    before = torch.get_rng_state()
     drawn = list(shuffle(sampler))  # what all ranks must agree on where each of them draws it
-    state["drawn"] = zlib.crc32(repr(drawn).encode())
+    torch.set_rng_state(before)  # DistributedSampler takes nothing from it
+    if torch.is_grad_enabled():
+        state["drawn"] = zlib.crc32(repr(drawn).encode())
     if sampler.replacement or len(drawn) != len(sampler.data_source):
         return iter(drawn)
     passes[id(sampler.data_source)].append(None)
@@ -113,15 +122,33 @@ def describe(parameters):
 
 
 def before_step(optimizer, given, options):
+    closure = given[1] if len(given) > 1 else options.get("closure")
+    if closure is None:
+        return note_step(optimizer)
+    losses = []
+
+    def note_first():
+        losses.append(closure())  # LBFGS calls it many times in a step
+        if len(losses) == 1:
+            note_step(optimizer)
+        return losses[-1]
+    return (given[0], note_first), {}
+
+
+def note_step(optimizer):
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     if optimizer not in optimizers:
         optimizers.append(optimizer)
         note(names=describe(parameters), eps=torch.finfo(parameters[0].dtype).eps)
-    note(**state, optimizer=optimizers.index(optimizer),
-         random=zlib.crc32(torch.get_rng_state().numpy().tobytes()),
-         rates=[float(group["lr"]) for group in optimizer.param_groups],
+    groups = [{"optimizer": type(optimizer).__name__, "lr": float(group["lr"]), **{
+        name: value for name, value in group.items()
+        if name not in SWITCHES and isinstance(value, (int, float, tuple, list))}}
+        for group in optimizer.param_groups]
+    random = random_state()
+    note(**state, optimizer=optimizers.index(optimizer), random=random, groups=groups,
+         draws=state.get("since", random) != random,
          weights=projections(parameters), gradients=projections(one.grad for one in parameters))
-    state["fed"] = state["loader"] = None
+    state.update(fed=None, loader=None, since=random)
 
 
 def before_forward(module, given):
@@ -158,7 +185,9 @@ def note_and_go_through(loader):
         sampler = loader.sampler
         shuffles = getattr(sampler, "shuffle", isinstance(sampler, RandomSampler))
         state["loader"] = [type(sampler).__name__, shuffles]
-    return go_through(loader)
+    iterator = go_through(loader)  # which draws a seed for its workers
+    state["since"] = random_state()
+    return iterator
 
 
 def note_and_form_group(*given, **options):
