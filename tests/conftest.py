@@ -1,3 +1,4 @@
+import signal
 import struct
 
 import pytest
@@ -6,6 +7,8 @@ import torch
 pytest.register_assert_rewrite("launch")  # its assertions too show what differs
 from launch import PACKAGES, needs, started
 from machines import slurm_on, two_hosts
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # else all that is started ignores it, as tests in the background do
 
 
 def pytest_unconfigure(config):

@@ -103,6 +103,8 @@ def run(command, args):
     try:
         while started.poll() is None and not waits:
             time.sleep(0.1)
+            if args.interrupted:
+                raise NotJudged("interrupted")
             idle = time.time() - max(file.stat().st_mtime for file in records.iterdir())
             if idle > args.patience and (idle > 60 or any(one.steps for one in read_ranks(records))):
                 waits = [*where_ranks_wait(records)] or ["no rank has come so far"]
@@ -339,7 +341,7 @@ def judge(first, again, many):
                  or compare_printed(first, again, many, tolerance))
     faults = [one for one in (fault, end) if one]
     if not faults and agree.parted and agree.steps < 2:
-        raise NotJudged(f"rounding drives both apart after one step: lower the learning rate "
+        raise NotJudged("rounding drives both apart after one step: lower the learning rate "
                         "in both, or try --float64")
     for text, heading in faults:
         print("NOT THE SAME TRAINING\n" * (text is faults[0][0]) + text, end=". ")
@@ -386,11 +388,13 @@ if __name__ == "__main__":
                         help="how long it may go without a step before it hangs (60)")
     parser.add_argument("--before-each", default="true", metavar="COMMAND", help="before each run")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    args.interrupted = []  # looked at where nothing is half done
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: args.interrupted.append(True))
     with tempfile.TemporaryDirectory(prefix="check_conversion.") as args.home:
         try:
             status = main(args)
-        except (NotJudged, KeyboardInterrupt) as reason:
-            print(f"cannot be judged: {str(reason) or 'interrupted'}", file=sys.stderr)
+        except NotJudged as reason:
+            print(f"cannot be judged: {reason}", file=sys.stderr)
             status = 2
     sys.exit(status)
