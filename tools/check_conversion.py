@@ -125,7 +125,7 @@ def read_run(command, records, status=0, waits=(), left=()):
     name = os.path.basename([*(word for word in command.split() if word.endswith(".py")), command][0])
     return SimpleNamespace(name=name, status=status, waits=waits, left=left,
                            ranks=[one for one in read_ranks(records) if one.steps],
-                           stdout=(records / "stdout").read_text(),
+                           stdout="".join(file.read_text() for file in sorted(records.glob("*stdout"))),
                            stderr=(records / "stderr").read_text())
 
 

@@ -200,4 +200,7 @@ torch.save, DataLoader.__iter__ = note_and_save, note_and_go_through
 dist.init_process_group = note_and_form_group
 torch.nn.modules.module.register_module_forward_pre_hook(before_forward)
 register_optimizer_step_pre_hook(before_step)
+if "RANK" in os.environ:  # so that the lines of two ranks do not mix
+    printed = os.open(FILE.format(os.getpid(), "stdout"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(printed, 1)
 faulthandler.register(signal.SIGUSR2, open(FILE.format(os.getpid(), "stack"), "w"), all_threads=False)
