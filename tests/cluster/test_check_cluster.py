@@ -127,7 +127,8 @@ def test_a_slow_link_is_remarked_on_and_leaves_a_cluster_fine(hosts):
         rf"remark: {a.name} - {b.name}: \d+ Mbit/s, less than half of what")
     found = json.loads((a.folder / "found.json").read_text())
     figures = found["all-reduce"][f"{a.name} - {b.name}"]
-    assert found["fine"] and len(found["remarks"]) == 2
+    said = " ".join(found["remarks"])  # on a busy machine perhaps also that a process computes slower than the rest
+    assert found["fine"] and "ms latency" in said and "Mbit/s, less than half" in said
     assert figures["latency, s"] >= 0.02 and figures["best"] < 100e6 / 8 * 4 / 3, found  # a burst is free
 
 
