@@ -24,6 +24,7 @@ data = TensorDataset(x, x.sum(dim=1, keepdim=True))
 loader = DataLoader(data, 24, shuffle=True)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+best = 100
 for epoch in range(2):
     total = 0
     for x, y in loader:
@@ -74,6 +75,14 @@ MODEL = "nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))"
 LOSS = "nn.functional.mse_loss(model(x), y)"
 STEP = "        optimizer.step()\n"
 REDUCE = "    dist.all_reduce(total)\n"
+AVERAGE = """        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world_size
+"""
+BEST = """        if loss.item() < best:
+            best = loss.item()
+            torch.save(optimizer.state_dict(), "best.pt")
+"""
 SUM = (LOSS, 'nn.functional.mse_loss(model(x), y, reduction="sum") / 50')
 NOISE = (LOSS, "nn.functional.mse_loss(model(x + torch.randn_like(x)), y)")
 LESS = ("randn(144", "randn(133")  # the last batch has 13 samples
@@ -130,6 +139,17 @@ FAULTS = {
     "names": ([], [("model.module.state", "model.state")], "model.pt: the saved names begin with `module.`"),
     "saved by all": ([], [("if rank == 0:\n    torch.save", "if 1:\n    torch.save")], "model.pt is saved by more than one rank"),
     "another model saved": ([], [("    torch.save", "    model.module[0].bias.data += 1\n    torch.save")], "another 0.bias"),
+    "an early stop by a rank's own figure": ([], [(REDUCE, "    if rank == 1:\n        break\n" + REDUCE)],
+                                            r"it fails after \d+, .* steps of the ranks: .*Connection.*Who waits for whom"),
+    "the best model by a rank's own figure": ([(STEP, STEP + BEST)], [
+        ("if loss.item() < best", "if rank == 0 and loss.item() < best"), ("sampler = ", "best = 100\nsampler = ")],
+                                              r"best.pt is saved \d+ times instead of \d+.*Who decides"),
+    "clipped before averaged": ([(STEP, "        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n" + STEP)], [
+        ("DDP(nn", "(nn"), ("model.module", "model"), (STEP, AVERAGE + STEP)],
+                                "step 1: .*by no common factor.*clipped or unscaled before"),
+    "an abort at exit": ([], [("destroy_process_group()\n", "destroy_process_group()\nimport ctypes\n"
+                               "ctypes.CDLL('libstdc++.so.6')._ZSt9terminatev()\n")],
+                         "it aborts when it ends.*The end of a run"),
     "an error": ([], [(STEP, STEP + "        if rank == 1 and epoch == 1:\n            raise ValueError('my own')\n")],
                  r"it fails after \d, .* steps of the ranks: .*after.py:\d+: ValueError: my own. See \"Errors")}
 
@@ -305,6 +325,12 @@ def test_what_cannot_be_judged_gets_one_line(before, says, folder):
     said = check(before, "python -c 'import torch'", status=2).stderr
     last = [line for line in said.splitlines() if not line.startswith("running: ")]
     assert len(last) == 1 and re.search(says, last[0]), said
+
+
+def test_a_process_that_outlives_its_script_is_a_fault_and_is_ended():
+    Path("train.py").write_text(BEFORE)
+    said = check("python train.py", "sleep 600 & python train.py", status=1).stdout
+    assert said.startswith("NOT THE SAME TRAINING\nit leaves processes behind. See"), said
 
 
 def test_nothing_is_left_where_it_is_interrupted():

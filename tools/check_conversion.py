@@ -83,7 +83,7 @@ def own_error(stderr):
             place = f"{os.path.basename(found[1])}:{found[2]}"
         elif re.match(r"[\w.]*(Error|Exception)(: \S|$)", line):
             return f"{who or 'it'} at {place}: {line[:150]}"
-    return (stderr.strip() or "it says nothing").splitlines()[-1]
+    return ["it says nothing", *(line for line in stderr.splitlines() if line.strip("= "))][-1]
 
 
 def run(command, args):
@@ -307,7 +307,7 @@ def compare_saved(first, many, tolerance):
                 return f"{name}: other names or shapes are saved", "Saving"
             scale = math.hypot(*(value[1] for value in a.values() if value[0] is not None))
             for key, (shape, *numbers) in a.items():
-                size = abs(numbers[0]) if shape is None else scale
+                size = abs(numbers[0]) if shape is None else 100 * scale  # after the last step, too
                 if distance(numbers, b[key][1:]) > tolerance * size:
                     return (f"{name}: another {key or 'tensor'} is saved",
                             "Figures" if shape is None else "Saving")
@@ -321,7 +321,8 @@ def judge(first, again, many):
     end = None
     if many.waits:
         end = "\n  ".join(["it hangs:", *many.waits]), "Who waits for whom"
-    elif "terminate called without an active exception" in many.stderr:
+    elif {len(rank.steps) for rank in many.ranks} == {len(first.ranks[0].steps)} and re.search(
+            "terminate called without|SIGABRT", many.stderr):
         end = "it aborts when it ends", "The end of a run"
     elif many.status:
         steps = ", ".join(str(len(rank.steps)) for rank in many.ranks)
@@ -336,7 +337,7 @@ def judge(first, again, many):
     if end and fault and not fault[0].startswith("step"):
         fault = None  # it did not come to its end
     if not end and not fault:
-        tolerance = math.inf if agree.parted else max(1e-9, 100 * agree.weights)
+        tolerance = math.inf if agree.parted else max(1e-9, 10 * agree.gradients, 100 * agree.weights)
         fault = (compare_saved(first, many, tolerance)
                  or compare_printed(first, again, many, tolerance))
     faults = [one for one in (fault, end) if one]
