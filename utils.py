@@ -33,6 +33,9 @@ def stop(message, status):
 def build_model(name):
     if name != "cnn":
         from torchvision import models  # takes seconds: only where it is asked for
+        if name == "vit":
+            return models.VisionTransformer(image_size=32, patch_size=8, num_layers=4, num_heads=4,
+                                            hidden_dim=64, mlp_dim=128, num_classes=10)
         return models.get_model(name, weights=None, num_classes=10)
     return nn.Sequential(
         nn.Conv2d(3, 32, kernel_size=4, stride=4), nn.ReLU(),
@@ -60,8 +63,7 @@ def load_data(name, data_dir):
     from torchvision.transforms import v2
     transform = v2.Compose([
         v2.RGB(), v2.Resize((32, 32)), v2.ToImage(),
-        v2.ToDtype(torch.get_default_dtype(), scale=True),
-        v2.Normalize(mean=[0.5] * 3, std=[0.5] * 3)])
+        v2.ToDtype(torch.get_default_dtype(), scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)])
     dataset = getattr(datasets, name)
     try:
         return [dataset(data_dir, train, transform, download=True) for train in (True, False)]
@@ -97,7 +99,7 @@ def parse_args(doc, spawn=False):
     add("--dataset", choices=["synthetic", "FashionMNIST", "MNIST", "CIFAR10"], default="synthetic")
     add("--data-dir", default="data", help="where a real dataset lies, or is downloaded to")
     add("--model", default="cnn", choices=[
-        "cnn", "resnet18", "resnet50", "mobilenet_v3_small", "convnext_tiny", "vgg11"])
+        "cnn", "resnet18", "resnet50", "mobilenet_v3_small", "convnext_tiny", "vgg11", "vit"])
     add("--workers", type=whole, default=0, help="loader processes per process and loader")
     add("--device", choices=devices, default=devices[0])
     add("--backend", choices=[*map(get_default_backend_for_device, devices)],
@@ -115,9 +117,8 @@ def parse_args(doc, spawn=False):
     if spawn:
         processes = args.gpus = getattr(args, "gpus", gpus or 2)
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // args.gpus)))
-        several = args.nodes > 1
-        args.master_addr = os.environ.get("MASTER_ADDR") if several else "127.0.0.1"
-        args.master_port = os.environ.get("MASTER_PORT", "") if several else "0"  # any that is free
+        args.master_addr = os.environ.get("MASTER_ADDR") if args.nodes > 1 else "127.0.0.1"
+        args.master_port = os.environ.get("MASTER_PORT", "") if args.nodes > 1 else "0"  # any free
         if not args.master_addr or not args.master_port.isdecimal():
             parser.error("argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT, "
                          "the first one's address and a free port on it, in their environment")
@@ -149,7 +150,7 @@ def slurm_host():
         return os.environ["SLURM_LAUNCH_NODE_IPADDR"]
 
 
-def check_run(args, world_size=None, rank=0, inside=False):
+def check_run(args, world_size=None, rank=0, inside=False, groups=1):
     """Say on what this trains; or that it cannot, before processes wait for each other."""
     processes = world_size or 1  # None: without a process group
     if args.batch_size % processes:
@@ -161,13 +162,13 @@ def check_run(args, world_size=None, rank=0, inside=False):
         stop(f"argument --batch-size: {args.batch_size} exceeds the {samples} training samples", 2)
     if rank != 0:
         return  # rank 0 alone reads, saves and prints
-    check_checkpoint(args, inside)
+    check_checkpoint(args, inside, groups)
     backend = f", backend: {args.backend}" if world_size else ""
     print(f"processes: {processes}, device: {args.device}{backend}, batch: {args.batch_size}, "
           f"per process: {args.batch_size // processes}", flush=True)
 
 
-def check_checkpoint(args, inside):
+def check_checkpoint(args, inside, groups):
     """Say how many epochs are done; or that the file is no good, or its folder takes none."""
     path, checkpoint = args.checkpoint, {"epoch": 0}
     if os.path.exists(path):
@@ -176,9 +177,9 @@ def check_checkpoint(args, inside):
                 raise zipfile.BadZipFile("it is damaged")
             checkpoint, model = read_checkpoint(args), build_model(args.model)
             model.load_state_dict(checkpoint["model"])
-            trained = sum(len(group["params"]) for group in checkpoint["optimizer"]["param_groups"])
-            if trained != len(list(model.parameters())) or type(checkpoint["epoch"]) is not int:
-                raise ValueError("it is not from these scripts")
+            trained = [len(group["params"]) for group in checkpoint["optimizer"]["param_groups"]]
+            if len(trained) != groups or sum(trained) != len(list(model.parameters())):
+                raise ValueError("its optimizer trains other parameters")
         except Exception as error:
             reason = f"it is cut off, damaged, of another model or no checkpoint ({error!r})"
             if isinstance(error, pickle.UnpicklingError):  # whose words say how to load it even so
@@ -188,9 +189,8 @@ def check_checkpoint(args, inside):
     if "total" in checkpoint and not inside:
         stop(f"{path} was saved inside epoch {done + 1}, where only recipes.preempt goes on", 1)
     if done or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":  # then 0 is worth a word
-        hint = "; to start afresh, delete it or name another --checkpoint"
-        print(f"{path}: {done} of {args.total_epochs} epochs are done"
-              f"{hint if done >= args.total_epochs else ''}", flush=True)
+        hint = "; to start afresh, delete it or change --checkpoint" * (done >= args.total_epochs)
+        print(f"{path}: {done} of {args.total_epochs} epochs are done{hint}", flush=True)
     folder = os.path.dirname(os.path.realpath(path))
     try:
         tempfile.TemporaryFile(dir=folder).close()
@@ -203,7 +203,7 @@ def read_checkpoint(args):
     if os.path.exists(args.checkpoint):
         checkpoint = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
         for group in checkpoint["optimizer"]["param_groups"]:
-            group["lr"] = args.lr  # the command line's counts, not the file's
+            group["lr"] = group["lr"] if "initial_lr" in group else args.lr  # a schedule's stays
         return checkpoint
 
 

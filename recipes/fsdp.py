@@ -1,15 +1,15 @@
 """Training on one machine, one process per GPU, started by torchrun, which can restart them:
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4 --max-restarts=3 \
--m recipes.fsdp 50 10  # FSDP2: each rank holds a share of weights, gradients and momentum
+-m recipes.fsdp 50 10  # FSDP2: each rank holds a share of weights, gradients and optimizer
 """
 import os
 import time
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint.state_dict as dcp
 import torch.distributed.nn  # before the group is made: imported later it would keep it alive
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler, Subset
@@ -80,13 +80,19 @@ def main(local_rank, args):
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
-    checkpoint = [*get_state_dict(model, optimizer)] if rank == 0 else [model.state_dict(), {}]
-    model.apply(lambda part: fully_shard(part, mesh=mesh) if any(part.children()) else part)
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    whole = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
-    set_state_dict(model, optimizer, model_state_dict=checkpoint.pop(0),  # not kept
-                   optim_state_dict=checkpoint.pop(0), options=whole)
-    dist.broadcast(epochs_done := torch.tensor(epochs_done, device=device), src=0)
+    epochs_done = torch.tensor(epochs_done, device=device)
+    dist.broadcast(epochs_done, src=0)
+    weights = model.state_dict()
+    moments = dcp.get_optimizer_state_dict(model, optimizer) if checkpoint else {}
+    for block in model.modules():  # what your model repeats, by the name of its class
+        if type(block).__name__ in ("EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"):
+            fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)  # always: ranks would train apart what is in no unit
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # of the shares
+    whole = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
+    dcp.set_model_state_dict(model, weights, options=whole)
+    if epochs_done:  # a new optimizer has no state, and Adam's would count a step too many
+        dcp.set_optimizer_state_dict(model, optimizer, moments, options=whole)
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
@@ -97,12 +103,12 @@ def main(local_rank, args):
             dist.broadcast(buffer, src=0)
         accuracy = evaluate(model, val_loader, device)
         if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
-            checkpoint = [get_state_dict(model, optimizer, options=whole)]  # by all, for rank 0
+            states = dcp.get_state_dict(model, optimizer, options=whole)  # by all, for rank 0
         if rank != 0:
             continue  # rank 0 alone prints and saves: no collective in the rest of this loop
         utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)
         if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
-            utils.save_checkpoint(args, *checkpoint.pop(), epoch)
+            utils.save_checkpoint(args, *states, epoch)
 
     dist.destroy_process_group()
     time.sleep(0.1)  # DTensor's caches keep the group: let gloo's threads drop their last tensor

@@ -70,7 +70,8 @@ def main(local_rank, args):
     options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
                    generator=torch.Generator().manual_seed(rank),
                    persistent_workers=args.workers > 0, pin_memory=device.type != "cpu")
-    train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
+    order = []  # the sampler's, from the sample on with which this run begins
+    train_loader = DataLoader(train_set, sampler=order, drop_last=True, **options)
     val_loader = DataLoader(val_set, **options)
 
     torch.manual_seed(0)
@@ -87,15 +88,14 @@ def main(local_rank, args):
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
     model = DDP(model, gradient_as_bucket_view=True)
-    control = dist.new_group(backend="gloo")  # for stop, on the CPU: no host waits for its device
-    stop = torch.zeros(1)
+    stop, control = torch.zeros(1), dist.new_group(backend="gloo")  # CPU: no wait for the device
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # another order each epoch, also after a restart
         total = (checkpoint or {}).pop("total", [0, 0])  # loss, samples of an epoch begun before
         total = torch.tensor(total, dtype=torch.float64, device=device) / world_size
-        train_loader.batch_sampler.sampler = list(sampler)[int(total[1]):]  # the rest of the epoch
+        order[:] = list(sampler)[int(total[1]):]
         torch.manual_seed((epoch * world_size + rank) * len(sampler) + int(total[1]))
         loss = train_epoch(model, train_loader, optimizer, device, total, stop, control)
         if stop:

@@ -70,11 +70,6 @@ def main(local_rank, args):
     if device.type != "cpu":  # BatchNorm over the whole batch; torch has no such layer for CPUs
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    profiler = torch.profiler.profile(
-        schedule=torch.profiler.schedule(wait=3, warmup=2, active=3, repeat=1),
-        on_trace_ready=lambda done: done.export_chrome_trace(f"{args.checkpoint}.rank{rank}.json"))
-    profiler.start()
-    optimizer.register_step_post_hook(lambda *_: profiler.step())
     epochs_done = 0
     checkpoint = [utils.read_checkpoint(args) if rank == 0 else None]
     dist.broadcast_object_list(checkpoint)  # to the other ranks: they may not see the file
@@ -85,6 +80,11 @@ def main(local_rank, args):
         epochs_done = checkpoint["epoch"]
     model = DDP(model, gradient_as_bucket_view=True)
 
+    profiler = torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=3, warmup=2, active=3, repeat=1),
+        on_trace_ready=lambda done: done.export_chrome_trace(f"{args.checkpoint}.rank{rank}.json"))
+    profiler.start()
+    optimizer.register_step_post_hook(lambda *_: profiler.step())
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # another order each epoch, also after a restart

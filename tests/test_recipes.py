@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections import Counter
@@ -9,12 +10,115 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import IN_FLOAT64, ROOT, after, check_close, check_equal, figures, hold_for_a_signal, load, needs, run, start, train
+from launch import (
+    IN_FLOAT64,
+    ROOT,
+    TORCHRUN,
+    Job,
+    after,
+    check_close,
+    check_equal,
+    figures,
+    hold_for_a_signal,
+    load,
+    needs,
+    run,
+    start,
+    train,
+)
 
 
 def formats(path):
     saved = load(path)
     return [tensor.dtype for part in (saved["model"], *saved["optimizer"]["state"].values()) for tensor in part.values()]
+
+
+SGD = "torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)"
+ADAMW = "torch.optim.AdamW(model.parameters(), lr=args.lr)"
+
+
+def with_optimizer(script, optimizer):
+    """A copy in which the line is another one, as a user would write it."""
+    copy = Path("copies", Path(script).name)
+    copy.parent.mkdir(exist_ok=True)
+    copy.write_text((ROOT / script).read_text().replace(SGD, optimizer))
+    return copy.resolve()
+
+
+SMALL_WITH_BATCHNORM = """
+import torchvision
+torchvision.models._api.BUILTIN_MODELS["resnet18"] = torchvision.models.shufflenet_v2_x0_5
+"""
+
+
+@pytest.mark.parametrize("model", ["cnn", "vit", "resnet18"])
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["SGD", "AdamW"])
+def test_recipes_are_the_same_training_with_any_optimizer_and_model_also_when_they_are_resumed(optimizer, model, fashion_mnist):
+    options = "--model", model, *fashion_mnist(96, 21), "--batch-size", 48, "--lr", 0.001
+    sharp = IN_FLOAT64 + SMALL_WITH_BATCHNORM
+    whole = figures(train(with_optimizer("multigpu_torchrun.py", optimizer), 2, *options, before=sharp).stdout)
+    for recipe in ("accumulate", "fsdp", "preempt", "profiler", "bf16", "compress"):
+        script, rounds = with_optimizer(f"recipes/{recipe}.py", optimizer), recipe in ("bf16", "compress")
+        before = SMALL_WITH_BATCHNORM if rounds else sharp
+        printed = figures("".join(train(script, epochs, *options, before=before).stdout for epochs in (1, 2)))
+        if rounds:
+            check_close(printed, whole, loss=0.1, accuracy=100)
+        else:
+            assert printed == whole, recipe
+            check_equal(f"{recipe}.pt", "multigpu_torchrun.pt")
+
+
+def test_a_recipe_may_be_started_by_its_path():
+    job = Job([*TORCHRUN, "--standalone", "--nproc_per_node=2", ROOT / "recipes/compress.py", 1, "--device", "cpu"])
+    assert job.wait() == 0 and "saved compress.pt after epoch 1" in job.stdout, job.stderr
+
+
+KEEPS_EACH_SAVE = after("os.replace", "__import__('shutil').copy(given[1], f'{given[1]}.{time.monotonic_ns()}')")
+
+
+def test_the_loop_is_the_same_training_with_any_number_of_processes_and_when_it_is_resumed(small):
+    options = 4, 1, *small, "--model", "vit", "--lr", 0.002
+    whole = train("recipes/loop.py", *options, processes=1, before=IN_FLOAT64 + KEEPS_EACH_SAVE)
+    saved = sorted(Path().glob("loop.pt.[0-9]*"))
+    for processes in (2, 3):
+        shutil.copy(saved[1], "resumed.pt")
+        for file, done in (("more.pt", 0), ("resumed.pt", 2)):
+            job = train("recipes/loop.py", *options, "--checkpoint", file, processes=processes, before=IN_FLOAT64)
+            assert figures(job.stdout) == {epoch: seen for epoch, seen in figures(whole.stdout).items() if epoch > done}
+            check_equal(file, "loop.pt")
+            ours, others = load(file), load("loop.pt")
+            assert (ours["best"], ours["schedule"]) == (others["best"], others["schedule"])
+            torch.testing.assert_close(ours["ema"], others["ema"], rtol=1e-9, atol=1e-12)
+            Path(file).unlink()
+        check_equal("more.pt.best", "loop.pt.best")
+    decayed, plain = load("loop.pt")["optimizer"]["param_groups"]
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.05, 0) and decayed["lr"] == plain["lr"] == 0
+    assert not any(name.startswith("module.") for name in load("loop.pt.best")["model"])
+
+
+def test_the_loop_keeps_its_best_model_and_stops_in_all_ranks_where_nothing_gets_better(small):
+    options = 50, 50, *small, "--lr", 1e-9
+    stopped = train("recipes/loop.py", *options)
+    best = max(figures(stopped.stdout), key=lambda epoch: (figures(stopped.stdout)[epoch][1], -epoch))
+    assert f"saved loop.pt.best after epoch {best}\n" in stopped.stdout and len(figures(stopped.stdout)) == best + 5
+    assert stopped.stdout.endswith(f"saved loop.pt after epoch {best + 5}\nstopped: no better accuracy since epoch {best}\n")
+    assert train("recipes/loop.py", *options).stdout.endswith(f"stopped: no better accuracy since epoch {best}\n")
+    train("multigpu_torchrun.py", 1, *small)
+    for script, other in (("single_gpu.py", "loop.pt"), ("recipes/loop.py", "multigpu_torchrun.pt")):
+        refused = train(script, *options, "--checkpoint", other, status=1, processes=1)
+        assert re.search(f": {other} cannot be resumed .*its optimizer trains other parameters", refused.stderr)
+
+
+def test_gradients_cross_the_network_in_half_the_bytes():
+    sent = after("torch.distributed.all_reduce", "given[0].dtype, given[0].numel(), given[0].is_contiguous()")
+    train("recipes/compress.py", 1, before=sent)
+    weights = sum(weight.numel() for weight in load("compress.pt")["model"].values())
+    for log in ("log.0", "log.1"):
+        lines = [line.split() for line in Path(log).read_text().splitlines()]
+        compressed = [int(count) for dtype, count, _ in lines if dtype == "torch.bfloat16"]
+        assert sum(compressed) == 8 * weights  # each step, all of them
+        assert len(lines) - len(compressed) == 2  # loss and accuracy
+    assert formats("compress.pt") == [torch.float32] * len(formats("compress.pt"))
 
 
 def test_accumulation_is_the_same_training_and_sends_gradients_once_a_step(fashion_mnist):
@@ -33,7 +137,7 @@ def test_accumulation_is_the_same_training_and_sends_gradients_once_a_step(fashi
 
 
 LOGS_FORMATS = (after("torch.nn.Linear.forward", "'training' if given[0].training else 'evaluation', result.dtype") +
-                after("torch.nn.functional.cross_entropy", "'loss', given[0].dtype") +
+                after("torch.nn.functional.cross_entropy", "'loss', result.dtype") +
                 after("torch.optim.SGD.step", "'gradient', *{share.grad.dtype for share in given[0].param_groups[0]['params']}"))
 
 
@@ -134,27 +238,44 @@ def test_each_rank_leaves_a_trace_of_three_steps_with_what_they_computed_and_sen
     assert not list(Path().glob("short*.json"))
 
 
-def test_accumulation_bfloat16_compilation_and_a_profile_go_together():
-    """The diffs, applied one after the other, touch no line twice but the one that names the recipe."""
-    needs("g++")
+def merged(*recipes):
+    """One script with the diffs of several recipes, which touch no line twice but the one that names the recipe."""
     base = (ROOT / "multigpu_torchrun.py").read_text().splitlines(keepends=True)
-    together, added = Path("recipes/together.py"), Counter()
+    together, added = Path(f"recipes/{'_'.join(recipes)}.py"), Counter()
     together.parent.mkdir()
     for file in (Path("base.py"), together):
         file.write_text("".join(base))
-    for recipe in ("accumulate", "bf16", "compile", "profiler"):
+    for recipe in recipes:
         lines = (ROOT / f"recipes/{recipe}.py").read_text().splitlines(keepends=True)
         lines[2] = base[2]  # which command starts it
         added += Counter(lines) - Counter(base)
         Path("recipe.py").write_text("".join(lines))
         subprocess.run(["git", "merge-file", together, "base.py", "recipe.py"], check=True)
     assert Counter(together.read_text().splitlines(keepends=True)) - Counter(base) == added
+    return together
 
-    job = run("recipes/together.py", 3, TORCH_LOGS="aot_graphs")
+
+def test_a_profile_of_fsdp_has_what_it_gathers():
+    train(merged("profiler", "fsdp").resolve(), 1)
+    for rank in (0, 1):
+        trace = json.loads(Path(f"profiler_fsdp.pt.rank{rank}.json").read_text())
+        assert len(spans(trace, "ProfilerStep#")) == 3 and spans(trace, "FSDP::all_gather")
+
+
+def test_accumulation_bfloat16_compilation_and_a_profile_go_together():
+    """The first two both change the line of the loss; docs/recipes.md has what it becomes."""
+    needs("g++")
+    together = merged("accumulate", "compile", "profiler")
+    lines = re.search(r"```python\n( +with nullcontext.*?)```", (ROOT / "docs/recipes.md").read_text(), re.DOTALL)[1]
+    text, count = re.subn(r" +with nullcontext.*?\.backward\(\)\n", lines, together.read_text(), flags=re.DOTALL)
+    assert count == 1 and "torch.autocast" in lines
+    together.write_text(text)
+
+    job = run(str(together), 3, TORCH_LOGS="aot_graphs")
     check_close(figures(job.stdout), figures(train("multigpu_torchrun.py", 3).stdout), loss=5e-3, accuracy=100)
-    assert formats("together.pt") == formats("multigpu_torchrun.pt")
+    assert formats(f"{together.stem}.pt") == formats("multigpu_torchrun.pt")
     forward = re.search(r"Forward graph.*?return", job.stderr, re.DOTALL)[0]
     assert '"f32[30, 3, 32, 32]' in forward and '"bf16[30, 10]' in forward  # 30 of the 240 samples, in bfloat16
-    trace = json.loads(Path("together.pt.rank1.json").read_text())
+    trace = json.loads(Path(f"{together.stem}.pt.rank1.json").read_text())
     assert len(spans(trace, "DistributedDataParallel.forward")) == 3 * 8
     assert len(spans(trace, "gloo:all_reduce")) == 3

@@ -21,7 +21,7 @@ def test_each_script_goes_on_where_another_stopped(small):
     torch.testing.assert_close(other["model"], one["model"], rtol=1e-9, atol=1e-9)
 
     before = Path("relay.pt").read_bytes()
-    assert "relay.pt: 6 of 3 epochs are done; to start afresh, delete it or name another" in leg("dp.py", 3, lr=0.001)
+    assert "relay.pt: 6 of 3 epochs are done; to start afresh, delete it or change" in leg("dp.py", 3, lr=0.001)
     assert Path("relay.pt").read_bytes() == before
     leg("single_gpu.py", 7, lr=0.001)
     assert load("relay.pt")["optimizer"]["param_groups"][0]["lr"] == 0.001  # not the file's

@@ -1,0 +1,137 @@
+"""Training on one machine, one process per GPU, started by torchrun, which can restart them:
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4 --max-restarts=3 \
+-m recipes.loop 50 10  # AdamW in two groups, schedule, clipping, EMA, best model, early stop
+"""
+import math
+import os
+import time
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # before the group is made: imported later it would keep it alive
+import torch.nn.functional as F
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+import utils
+
+PATIENCE = 5  # epochs without a better accuracy, after which training stops
+
+
+def ddp_setup(local_rank, args):
+    device = torch.device("cpu")
+    if args.device != "cpu":  # one for each process; with gloo several may share one
+        device = torch.device(args.device, local_rank % torch.accelerator.device_count())
+        torch.accelerator.set_device_index(device)  # first of all: else each process uses GPU 0 too
+    dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None)
+    return device
+
+
+def train_epoch(model, loader, optimizer, device, schedule, ema):
+    model.train()
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples; read once an epoch
+    for images, labels in loader:
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)  # after DDP's mean
+        optimizer.step()
+        schedule.step()
+        ema.update_parameters(model.module)
+        total[0] += loss.detach() * len(labels)
+        total[1] += len(labels)
+    dist.all_reduce(total)
+    return (total[0] / total[1]).item()
+
+
+@torch.no_grad()
+def evaluate(model, loader, device):
+    model.eval()
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # right answers, samples
+    for images, labels in loader:
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        total[0] += (model(images).argmax(dim=1) == labels).sum()
+        total[1] += len(labels)
+    dist.all_reduce(total)
+    return (total[0] / total[1]).item()
+
+
+@record  # hands a rank's traceback to torchrun's summary
+def main(local_rank, args):
+    device = ddp_setup(local_rank, args)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    train_set, val_set = utils.load_data(args.dataset, args.data_dir)
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
+    sampler = DistributedSampler(train_set, drop_last=True)
+    options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
+                   generator=torch.Generator().manual_seed(rank),
+                   persistent_workers=args.workers > 0, pin_memory=device.type != "cpu")
+    train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
+    val_loader = DataLoader(val_set, **options)
+
+    torch.manual_seed(0)
+    model = utils.build_model(args.model).to(device)
+    if device.type != "cpu":  # BatchNorm over the whole batch; torch has no such layer for CPUs
+        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    decayed = [weight for weight in model.parameters() if weight.dim() > 1]
+    others = [weight for weight in model.parameters() if weight.dim() <= 1]  # of norms, and biases
+    groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, weight_decay=0.05)
+    steps = args.total_epochs * len(train_loader)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(  # warm-up, cosine
+        (step + 1) / (0.1 * steps), 0.5 + 0.5 * math.cos(math.pi * step / steps)))
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))  # before DDP: plain names
+    best, best_epoch = 0.0, 0
+    epochs_done = 0
+    checkpoint = [utils.read_checkpoint(args) if rank == 0 else None]
+    dist.broadcast_object_list(checkpoint)  # to the other ranks: they may not see the file
+    checkpoint = checkpoint[0]
+    if checkpoint:
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        schedule.load_state_dict(checkpoint["schedule"])
+        ema.load_state_dict(checkpoint["ema"])
+        best, best_epoch = checkpoint["best"]
+        epochs_done = checkpoint["epoch"]
+    model = DDP(model, gradient_as_bucket_view=True)
+
+    for epoch in range(epochs_done, args.total_epochs):
+        if epoch > best_epoch + PATIENCE:
+            if rank == 0:
+                print(f"stopped: no better accuracy since epoch {best_epoch + 1}", flush=True)
+            break  # in all ranks: they compare the reduced accuracy
+        start = time.perf_counter()
+        sampler.set_epoch(epoch)  # another order each epoch, also after a restart
+        torch.manual_seed(epoch * world_size + rank)  # dropout: other masks in each rank and epoch
+        loss = train_epoch(model, train_loader, optimizer, device, schedule, ema)
+        for buffer in ema.buffers():  # BatchNorm's: test what rank 0 will save, not each its own
+            dist.broadcast(buffer, src=0)
+        accuracy = evaluate(ema.module, val_loader, device)
+        if accuracy > best:
+            best, best_epoch = accuracy, epoch
+        if rank != 0:
+            continue  # rank 0 alone prints and saves: no collective in the rest of this loop
+        utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)
+        if epoch == best_epoch:
+            best_file = SimpleNamespace(checkpoint=f"{args.checkpoint}.best")
+            utils.save_checkpoint(best_file, ema.module.state_dict(), {}, epoch)
+        if ((epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs
+                or epoch == best_epoch + PATIENCE):
+            utils.save_checkpoint(args, model.module.state_dict(), optimizer.state_dict(), epoch,
+                                  schedule=schedule.state_dict(), ema=ema.state_dict(),
+                                  best=(best, best_epoch))
+
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    args = utils.parse_args(__doc__)
+    utils.check_torchrun(__doc__)
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if local_rank == 0:  # the others wait for it in init_process_group
+        utils.check_run(args, int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]), groups=2)
+    main(local_rank, args)
