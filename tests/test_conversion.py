@@ -221,10 +221,10 @@ GOOD = {  # what is changed in the first script, and in the converted one
     "accumulation": [of_parts([":8", "8:16", "16:"], True), of_parts([":len(x) // 2", "len(x) // 2:"], False)],
     "two optimizers": [GAN, [*GAN, ("other = nn.Linear(1, 1)", "other = DDP(nn.Linear(1, 1))")]],
     "printed more": [[], [("del model", "print('rank', rank, 'of', world_size, 'is done')\ndel model")]]}
-PAIRS = {"own_script": ["--epochs", "2", "--batch-size", "48"],
-         "own_language_model": ["--epochs", "5"],  # after the third its learning rate falls
-         "own_autoencoder": ["--epochs", "2"],
-         "own_stream": ["--samples", "961"]}
+PAIRS = {"waves": ["--epochs", "2", "--batch-size", "48"],
+         "language_model": ["--epochs", "5"],  # after the third its learning rate falls
+         "autoencoder": ["--epochs", "2"],
+         "stream": ["--samples", "961"]}
 
 
 @pytest.mark.parametrize("processes", [2, 3])
@@ -236,8 +236,8 @@ def test_what_trains_the_same_is_not_blamed(shape, processes, capsys):
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_own_scripts_train_print_and_save_the_same_with_one_two_and_three_processes(pair, capsys):
-    texts = [(ROOT / f"docs/{name}.py").read_text() for name in (pair, f"{pair}_ddp")]
+def test_the_pairs_train_print_and_save_the_same_with_one_two_and_three_processes(pair, capsys):
+    texts = [(ROOT / f"examples/{name}.py").read_text() for name in (pair, f"{pair}_ddp")]
     sharp = {"capsys": capsys, "CHECK_CONVERSION_FLOAT64": 1}
     before = record(pair, texts[0], 0, *PAIRS[pair], **sharp)
     losses = [float(loss) for loss in re.findall(r"\bloss (\S+)", before.stdout)]

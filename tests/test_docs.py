@@ -77,7 +77,7 @@ def test_every_command_names_files_and_options_that_exist():
 
 
 def test_no_command_restarts_without_what_restarts_need():
-    texts = [*CHAPTERS.values(), *CODE.values(), *(file.read_text() for file in ROOT.glob("docs/*.py"))]
+    texts = [*CHAPTERS.values(), *CODE.values(), *(file.read_text() for file in ROOT.glob("examples/*.py"))]
     found = re.findall(r".*torchrun .*--max.restarts\S* .*\.py.*", "\n".join(texts).replace("\\\n", ""))
     assert len(found) >= 3
     for line in found:
@@ -124,15 +124,15 @@ def test_render_says_what_is_behind_and_puts_no_other_hunk_over_a_reason(files, 
     assert done.returncode == 1 and says in done.stderr
 
 
-def test_own_script_resumes_what_its_copy_for_torchrun_has_saved():
+def test_waves_resumes_what_waves_ddp_has_saved():
     def losses(script, epochs, *more, processes=0):
-        job = train(f"docs/{script}.py", "--epochs", epochs, *more, processes=processes, device=None, CUDA_VISIBLE_DEVICES="")
+        job = train(f"examples/{script}.py", "--epochs", epochs, *more, processes=processes, device=None, CUDA_VISIBLE_DEVICES="")
         return re.findall(r"epoch (\d+) \| loss (\S+) \| test loss (\S+)", job.stdout)
 
-    alone = losses("own_script", 6)
+    alone = losses("waves", 6)
     assert [int(epoch) for epoch, _, _ in alone] == [1, 2, 3, 4, 5, 6]
-    assert losses("own_script_ddp", 4, processes=2) == alone[:4]
-    assert losses("own_script", 6, "--checkpoint", "own_script_ddp.pt") == alone[4:]
+    assert losses("waves_ddp", 4, processes=2) == alone[:4]
+    assert losses("waves", 6, "--checkpoint", "waves_ddp.pt") == alone[4:]
 
 
 def test_fifty_epochs_print_the_same_losses_and_accuracies_with_one_process_and_two():

@@ -1,4 +1,6 @@
-"""A small character language model: it learns to write sentences like those that it reads."""
+"""A character language model that learns to write the sentences it reads; with DDP:
+torchrun --standalone --nproc_per_node=2 examples/language_model_ddp.py
+"""
 import argparse
 import os
 import random
@@ -41,14 +43,15 @@ def evaluate(data):
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--batch-size", type=int, default=24)
-parser.add_argument("--save", default="own_language_model.pt")
+parser.add_argument("--save", default="language_model.pt")
 args = parser.parse_args()
 device = torch.device("cpu")
-if torch.cuda.is_available():
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)  # before anything else touches a GPU
-dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
-                        device_id=device if device.type == "cuda" else None)
+accelerator = torch.accelerator.current_accelerator(check_available=True)
+if accelerator and accelerator.type != "mps":  # a Mac's GPU has no collectives
+    device = torch.device(accelerator.type, int(os.environ["LOCAL_RANK"]))
+    torch.accelerator.set_device_index(device)  # before anything else touches a GPU
+dist.init_process_group(dist.get_default_backend_for_device(device),
+                        device_id=device if device.type != "cpu" else None)
 rank, world_size = dist.get_rank(), dist.get_world_size()
 share = args.batch_size // world_size  # columns of one process; the GRU refuses unequal shares
 pick = random.Random(0).choice

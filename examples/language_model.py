@@ -1,4 +1,6 @@
-"""A small character language model: it learns to write sentences like those that it reads."""
+"""A character language model that learns to write the sentences it reads; on one device:
+python examples/language_model.py
+"""
 import argparse
 import random
 
@@ -35,9 +37,9 @@ def evaluate(data):
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--batch-size", type=int, default=24)
-parser.add_argument("--save", default="own_language_model.pt")
+parser.add_argument("--save", default="language_model.pt")
 args = parser.parse_args()
-device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 pick = random.Random(0).choice
 text = "".join(f"{pick(['Ada', 'Ben', 'Cleo'])} {pick(['sees', 'finds', 'buys'])} "
                f"{pick(range(1000, 10000))} {pick(['boats', 'red lamps', 'houses'])}. "

@@ -1,4 +1,6 @@
-"""A variational autoencoder: it learns to draw spots, at any place and of any size."""
+"""A variational autoencoder that learns to draw spots of any size, anywhere; with DDP:
+torchrun --standalone --nproc_per_node=2 examples/autoencoder_ddp.py
+"""
 import argparse
 import os
 
@@ -43,16 +45,17 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=10)
 parser.add_argument("--batch-size", type=int, default=60)
 parser.add_argument("--lr", type=float, default=1e-4)
-parser.add_argument("--save", default="own_autoencoder.pt")
+parser.add_argument("--save", default="autoencoder.pt")
 args = parser.parse_args()
 
 torch.manual_seed(0)
 device = torch.device("cpu")
-if torch.cuda.is_available():
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)  # before anything else touches a GPU
-dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
-                        device_id=device if device.type == "cuda" else None)
+accelerator = torch.accelerator.current_accelerator(check_available=True)
+if accelerator and accelerator.type != "mps":  # a Mac's GPU has no collectives
+    device = torch.device(accelerator.type, int(os.environ["LOCAL_RANK"]))
+    torch.accelerator.set_device_index(device)  # before anything else touches a GPU
+dist.init_process_group(dist.get_default_backend_for_device(device),
+                        device_id=device if device.type != "cpu" else None)
 rank, world_size = dist.get_rank(), dist.get_world_size()
 train_loader = DataLoader(draw_spots(2041), args.batch_size, shuffle=True)
 test_loader = DataLoader(draw_spots(397), args.batch_size)

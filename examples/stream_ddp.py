@@ -1,4 +1,6 @@
-"""A tagger fed by a stream: for each digit of a number it learns the largest digit so far."""
+"""A tagger fed by a stream: after each digit of a number, the largest digit so far; with DDP:
+torchrun --standalone --nproc_per_node=2 examples/stream_ddp.py
+"""
 import argparse
 import itertools
 import os
@@ -45,11 +47,12 @@ class Tagger(nn.Module):
 
 def main(args):
     device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)  # before anything else touches a GPU
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
-                            device_id=device if device.type == "cuda" else None)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator and accelerator.type != "mps":  # a Mac's GPU has no collectives
+        device = torch.device(accelerator.type, int(os.environ["LOCAL_RANK"]))
+        torch.accelerator.set_device_index(device)  # before anything else touches a GPU
+    dist.init_process_group(dist.get_default_backend_for_device(device),
+                            device_id=device if device.type != "cpu" else None)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     assert args.batch_size % world_size == 0, "--batch-size must divide by the number of processes"
     share = args.batch_size // world_size
@@ -89,5 +92,5 @@ if __name__ == "__main__":
     parser.add_argument("--samples", type=int, default=3001)
     parser.add_argument("--batch-size", type=int, default=24)
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--save", default="own_stream.pt")
+    parser.add_argument("--save", default="stream.pt")
     main(parser.parse_args())
