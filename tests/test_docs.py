@@ -113,8 +113,8 @@ def test_saved_weights_work_elsewhere_as_readme_shows():
 
 @pytest.mark.parametrize("files, old, new, says", [
     ("*.py", r"model\.eval\(\)", "model.train(False)", "docs/index.html is behind: run python tools/render.py"),
-    ("docs/changes.md", "<!-- diff single_gpu.py dp.py 3 -->", "", "shows 2 hunks of single_gpu.py -> dp.py, which has 3"),
-    ("docs/changes.md", "(?s)(dp.py 2 -->\n).*?(<!-- end)", r"\1+another\n\2", "hunk 2 of single_gpu.py -> dp.py is not what")],
+    ("docs/diffs.md", "<!-- diff single_gpu.py dp.py 3 -->", "", "shows 2 hunks of single_gpu.py -> dp.py, which has 3"),
+    ("docs/diffs.md", "(?s)(dp.py 2 -->\n).*?(<!-- end)", r"\1+another\n\2", "hunk 2 of single_gpu.py -> dp.py is not what")],
     ids=["a line changed", "a hunk more", "another hunk"])
 def test_render_says_what_is_behind_and_puts_no_other_hunk_over_a_reason(files, old, new, says):
     shutil.copytree(ROOT, "copy", ignore=NOT_COPIED)

@@ -30,7 +30,7 @@ def words(markdown):
 def reasons():
     """By the chapters alone: of each arrow, the words under each of its hunks."""
     found = {}
-    chapters = "".join((ROOT / f"docs/{name}.md").read_text() for name in ("changes", "recipes"))
+    chapters = "".join((ROOT / f"docs/{name}.md").read_text() for name in ("diffs", "recipes"))
     place = r"<!-- diff (\S+) (\S+) (\d+)-?(\d*) -->.*?<!-- end -->(.*?)(?=<!-- diff|\n#|\Z)"
     for old, new, first, last, text in re.findall(place, chapters, re.DOTALL):
         found.setdefault((old, new), []).extend([words(text)] * (int(last or first) - int(first) + 1))

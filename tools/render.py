@@ -1,4 +1,4 @@
-"""Brings docs/changes.md, docs/recipes.md and docs/index.html up to date:
+"""Brings docs/diffs.md, docs/recipes.md and docs/index.html up to date:
 python tools/render.py [--check]
 
 A diff in a chapter stands between `<!-- diff OLD NEW 1 -->` and `<!-- end -->`: the first hunk, or
@@ -20,7 +20,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 ROOT = Path(__file__).resolve().parent.parent
-CHAPTERS = [ROOT / "docs/changes.md", ROOT / "docs/recipes.md"]
+CHAPTERS = [ROOT / "docs/diffs.md", ROOT / "docs/recipes.md"]
 PLACE = re.compile(r"(<!-- diff (\S+) (\S+) (\d+)(?:-(\d+))? -->\n)(.*?)(<!-- end -->)"
                    r"(.*?)(?=\n<!-- diff |\n#|\Z)", re.DOTALL)
 ARROWS = [("single_gpu.py", "dp.py"), ("single_gpu.py", "multigpu_spawn.py"),
@@ -28,6 +28,8 @@ ARROWS = [("single_gpu.py", "dp.py"), ("single_gpu.py", "multigpu_spawn.py"),
           *(("multigpu_torchrun.py", f"recipes/{file.name}")
             for file in sorted(ROOT.glob("recipes/*.py")))]
 SCRIPTS = ["single_gpu.py", *(new for _, new in ARROWS)]
+EXAMPLES = [(f"examples/{file.name.replace('_ddp', '')}", f"examples/{file.name}")
+            for file in sorted(ROOT.glob("examples/*_ddp.py"))]
 
 
 def hunks(old, new):
@@ -88,7 +90,6 @@ def render(text, chapter):
 def as_html(text):
     """The chapter's Markdown, as far as its reasons use it: paragraphs, code and links."""
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
-    text = re.sub(r"\[([^]]+)\]\((?!http)[^)]+\)", r"\1", text)  # the page stands alone
     text = re.sub(r"\[([^]]+)\]\(([^)]+)\)", r'<a href="\2">\1</a>', text)
     return "".join(f"<p>{part}</p>" for part in text.strip().split("\n\n"))
 
@@ -105,7 +106,7 @@ def link(old, new):
 def page(chapters):
     """The page: its template with the files, where any two differ, and the chapters' reasons."""
     numbers, files = {}, []  # a line that stands in several files is written once
-    for name in SCRIPTS:
+    for name in [*SCRIPTS, *itertools.chain(*EXAMPLES)]:
         text = highlight((ROOT / name).read_text(), PythonLexer(), HtmlFormatter(nowrap=True))
         lines = [numbers.setdefault(line, len(numbers)) for line in text.splitlines()]
         files.append([name.removesuffix(".py"), lines])
@@ -125,6 +126,8 @@ def page(chapters):
                    or (arrow in ways[old] - ways[new] and (added & gone or removed & come))]
             found.append([*hunk, why])
         pairs.append([link(old, new), found])
+    for old, new in EXAMPLES:
+        pairs += [[link(*pair), [[*hunk, []] for hunk in hunks(*pair)]] for pair in ((old, new), (new, old))]
     values = {"lines": [*numbers], "files": files, "pairs": pairs,
               "reasons": [[link(*arrow), words] for arrow, _, _, words in places]}
 
