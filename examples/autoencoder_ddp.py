@@ -21,7 +21,7 @@ class Autoencoder(nn.Module):
 
     def forward(self, images, rows):
         mean, log_var = self.encoder(images).chunk(2, dim=1)
-        # All draw for the whole batch: seeds by rank would draw less, but other noise and shuffles.
+        # Drawn for the whole batch, of which each rank takes its part: the noise of one device.
         noise = torch.randn(rows, mean.size(1), device=mean.device)[rank::world_size]
         return self.decoder(mean + noise * torch.exp(log_var / 2)), mean, log_var
 
@@ -64,10 +64,10 @@ optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
 for epoch in range(args.epochs):
     trained = tested = 0
     for images, in train_loader:
-        rows, images = len(images), images[rank::world_size].to(device)  # perhaps empty
+        rows, images = len(images), images[rank::world_size].to(device)  # may be empty
         loss = loss_function(images, *model(images, rows))
         optimizer.zero_grad()
-        (loss * world_size).backward()  # DDP divides the sum over the ranks by their number
+        (loss * world_size).backward()  # DDP averages over the ranks; this makes it a sum
         optimizer.step()
         trained += loss.item()
     with torch.no_grad():

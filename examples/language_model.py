@@ -12,10 +12,10 @@ class CharModel(nn.Module):
     def __init__(self, n_chars, width=64):
         super().__init__()
         self.embed, self.rnn = nn.Embedding(n_chars, width), nn.GRU(width, width)
-        self.head = nn.Linear(width, n_chars)
+        self.head, self.dropout = nn.Linear(width, n_chars), nn.Dropout(0.1)
 
     def forward(self, codes, hidden):
-        output, hidden = self.rnn(self.embed(codes), hidden)
+        output, hidden = self.rnn(self.dropout(self.embed(codes)), hidden)
         return self.head(output), hidden
 
     def init_hidden(self, columns):
@@ -30,6 +30,7 @@ def batchify(text):
 
 @torch.no_grad()
 def evaluate(data):
+    model.eval()
     scores, _ = model(data[:-1], model.init_hidden(args.batch_size))
     return nn.functional.cross_entropy(scores.flatten(0, 1), data[1:].flatten()).item()
 
@@ -52,6 +53,7 @@ model = CharModel(len(chars)).to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 best, window = float("inf"), 25
 for epoch in range(args.epochs):
+    model.train()
     total, hidden = 0, model.init_hidden(args.batch_size)
     for start in range(0, len(train_data) - 1, window):
         part = train_data[start:start + window + 1]

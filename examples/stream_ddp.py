@@ -22,7 +22,7 @@ class Numbers(IterableDataset):
     def __iter__(self):
         worker = get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        first, step = first + step * self.rank, step * self.world_size  # a share of that share
+        first, step = first + step * self.rank, step * self.world_size  # among the workers of all ranks
         draw = random.Random(0)
         for index in range(self.count):
             digits = [draw.randrange(10) for _ in range(draw.randint(1, 20))]
@@ -62,7 +62,7 @@ def main(args):
     model = DDP(Tagger().to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     total = tokens = 0
-    # Each backward waits for all ranks: who has run dry goes on with nothing until all have.
+    # Each backward needs all ranks: one that has run out goes on with nothing until all have.
     nothing = torch.zeros(1, 1, dtype=torch.long), torch.full((1, 1), -100)
     batches = itertools.chain(loader, itertools.repeat(nothing))
     for step, (digits, largest) in enumerate(batches, 1):
@@ -73,7 +73,7 @@ def main(args):
             break
         loss = nn.functional.cross_entropy(model(digits), largest, reduction="sum") / count
         optimizer.zero_grad()
-        (loss * world_size).backward()  # DDP divides the sum over the ranks by their number
+        (loss * world_size).backward()  # DDP averages over the ranks; this makes it a sum
         optimizer.step()
         loss = loss.detach()
         dist.all_reduce(loss)
