@@ -99,6 +99,14 @@ def telling(sign, diff):
     return set(re.findall(rf"^\{sign}( *\S.{{5,}})", diff, re.MULTILINE))
 
 
+def table_of_places():
+    """Of each row of README's table of places: the calls that show it in a script, and its words."""
+    table = (ROOT / "README.md").read_text().partition("| place |")[2].partition("\n\n")[0]
+    for place, cell in re.findall(r"^\| ([^|]*) \|[^|]*\| (.*`.*) \|$", table, re.MULTILINE):
+        code = ["".join(part.split()) for part in re.findall(r"`([^`]+)`", cell)]
+        yield [part[:part.find("(", 1) + 1] or part for part in code], as_html(f"{place}: {cell}")
+
+
 def link(old, new):
     return f"{old}..{new}".replace(".py", "")
 
@@ -126,10 +134,20 @@ def page(chapters):
                    or (arrow in ways[old] - ways[new] and (added & gone or removed & come))]
             found.append([*hunk, why])
         pairs.append([link(old, new), found])
+    reasons = [[link(*arrow), words] for arrow, _, _, words in places]
+    table = [*table_of_places()]
     for old, new in EXAMPLES:
-        pairs += [[link(*pair), [[*hunk, []] for hunk in hunks(*pair)]] for pair in ((old, new), (new, old))]
-    values = {"lines": [*numbers], "files": files, "pairs": pairs,
-              "reasons": [[link(*arrow), words] for arrow, _, _, words in places]}
+        after = (ROOT / new).read_text().splitlines()
+        for pair, start, stop in (((old, new), 2, 3), ((new, old), 0, 1)):
+            found = []
+            for hunk in hunks(*pair):
+                lines = "".join("".join(after[hunk[start]:hunk[stop]]).split())
+                why = [len(reasons) + number for number, (signs, _) in enumerate(table)
+                       if any(sign in lines for sign in signs)]
+                found.append([*hunk, why])
+            pairs.append([link(*pair), found])
+    reasons += [["", words] for _, words in table]
+    values = {"lines": [*numbers], "files": files, "pairs": pairs, "reasons": reasons}
 
     def rows(place):  # a row for each entry, so that a diff of the page can be read
         entries = [json.dumps(entry, separators=(",", ":")) for entry in values[place[1]]]
