@@ -15,7 +15,8 @@ from torch.distributed.run import get_args_parser
 
 CHAPTERS = {file: file.read_text() for file in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]}
 README = CHAPTERS[ROOT / "README.md"]
-CODE = {name: (ROOT / name).read_text() for name in [*SCRIPTS, *RECIPES]}
+EXAMPLES = sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("examples/*.py"))
+CODE = {name: (ROOT / name).read_text() for name in [*SCRIPTS, *RECIPES, *EXAMPLES]}
 BENCHMARK = ROOT / "tools/benchmark.py"
 
 
@@ -41,7 +42,7 @@ def test_diffs_are_those_of_the_files():
 
 
 def test_the_front_door_is_short_and_every_link_between_the_chapters_leads_to_a_file_and_a_heading():
-    assert README.count("\n") <= 250
+    assert len(README.split()) <= 1200
     assert all(f"]({file.relative_to(ROOT)})" in README for file in CHAPTERS if file != ROOT / "README.md")
     found = [(file, *link) for file in CHAPTERS for link in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", CHAPTERS[file])]
     assert len(found) > 20
@@ -77,7 +78,7 @@ def test_every_command_names_files_and_options_that_exist():
 
 
 def test_no_command_restarts_without_what_restarts_need():
-    texts = [*CHAPTERS.values(), *CODE.values(), *(file.read_text() for file in ROOT.glob("examples/*.py"))]
+    texts = [*CHAPTERS.values(), *CODE.values()]
     found = re.findall(r".*torchrun .*--max.restarts\S* .*\.py.*", "\n".join(texts).replace("\\\n", ""))
     assert len(found) >= 3
     for line in found:
