@@ -104,6 +104,37 @@ print(signal.getsignal(signal.SIGINT).__name__)
     assert job.wait() == 0 and (job.stdout, job.stderr) == ("default_int_handler\n", "")
 
 
+PARTS = """import copy
+import torch
+import torch.distributed as dist
+import torch.distributed.nn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+criterion, net = nn.MSELoss(), nn.Linear(4, 1, dtype=torch.float64)
+for samples in (6, 5, 1):  # the last part is empty
+    batch, target = (torch.randn(samples, size, dtype=torch.float64) for size in (4, 1))
+    alone, model = copy.deepcopy(net), DDP(copy.deepcopy(net))
+    optimizer = torch.optim.SGD(model.parameters())
+    whole = criterion(alone(batch), target)
+    whole.backward()
+    {block}
+    torch.testing.assert_close([*(one.grad for one in alone.parameters()), whole.detach()],
+                               [*(one.grad for one in model.parameters()), shown])
+    del model
+dist.destroy_process_group()
+"""
+
+
+def test_the_block_for_unequal_and_empty_parts_gives_gradients_and_loss_of_the_whole_batch():
+    block, = (block for block in blocks("python") if "mine = len(range" in block)
+    Path("parts.py").write_text(PARTS.replace("{block}", block.replace("\n", "\n    ")))
+    train(Path("parts.py").resolve(), processes=2, device=None)
+
+
 def test_saved_weights_work_elsewhere_as_readme_shows():
     snippet, = (block for block in blocks("python") if "load_state_dict" in block)
     train("single_gpu.py", 1, "--checkpoint", "multigpu_spawn.pt")
