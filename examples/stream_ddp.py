@@ -22,7 +22,7 @@ class Numbers(IterableDataset):
     def __iter__(self):
         worker = get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        first, step = first + step * self.rank, step * self.world_size  # among the workers of all ranks
+        first, step = first + step * self.rank, step * self.world_size  # all ranks' workers
         draw = random.Random(0)
         for index in range(self.count):
             digits = [draw.randrange(10) for _ in range(draw.randint(1, 20))]

@@ -100,7 +100,7 @@ def telling(sign, diff):
 
 
 def table_of_places():
-    """Of each row of README's table of places: the calls that show it in a script, and its words."""
+    """Of each row of README's table of places: the calls that show it, and its words as HTML."""
     table = (ROOT / "README.md").read_text().partition("| place |")[2].partition("\n\n")[0]
     for place, cell in re.findall(r"^\| ([^|]*) \|[^|]*\| (.*`.*) \|$", table, re.MULTILINE):
         code = ["".join(part.split()) for part in re.findall(r"`([^`]+)`", cell)]
