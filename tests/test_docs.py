@@ -15,7 +15,8 @@ from torch.distributed.run import get_args_parser
 
 CHAPTERS = {file: file.read_text() for file in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]}
 README = CHAPTERS[ROOT / "README.md"]
-CODE = {name: (ROOT / name).read_text() for name in [*SCRIPTS, *RECIPES]}
+EXAMPLES = sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("examples/*.py"))
+CODE = {name: (ROOT / name).read_text() for name in [*SCRIPTS, *RECIPES, *EXAMPLES]}
 BENCHMARK = ROOT / "tools/benchmark.py"
 
 
@@ -41,7 +42,7 @@ def test_diffs_are_those_of_the_files():
 
 
 def test_the_front_door_is_short_and_every_link_between_the_chapters_leads_to_a_file_and_a_heading():
-    assert README.count("\n") <= 250
+    assert len(README.split()) <= 1200
     assert all(f"]({file.relative_to(ROOT)})" in README for file in CHAPTERS if file != ROOT / "README.md")
     found = [(file, *link) for file in CHAPTERS for link in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", CHAPTERS[file])]
     assert len(found) > 20
@@ -77,7 +78,7 @@ def test_every_command_names_files_and_options_that_exist():
 
 
 def test_no_command_restarts_without_what_restarts_need():
-    texts = [*CHAPTERS.values(), *CODE.values(), *(file.read_text() for file in ROOT.glob("docs/*.py"))]
+    texts = [*CHAPTERS.values(), *CODE.values()]
     found = re.findall(r".*torchrun .*--max.restarts\S* .*\.py.*", "\n".join(texts).replace("\\\n", ""))
     assert len(found) >= 3
     for line in found:
@@ -103,6 +104,37 @@ print(signal.getsignal(signal.SIGINT).__name__)
     assert job.wait() == 0 and (job.stdout, job.stderr) == ("default_int_handler\n", "")
 
 
+PARTS = """import copy
+import torch
+import torch.distributed as dist
+import torch.distributed.nn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+criterion, net = nn.MSELoss(), nn.Linear(4, 1, dtype=torch.float64)
+for samples in (6, 5, 1):  # the last part is empty
+    batch, target = (torch.randn(samples, size, dtype=torch.float64) for size in (4, 1))
+    alone, model = copy.deepcopy(net), DDP(copy.deepcopy(net))
+    optimizer = torch.optim.SGD(model.parameters())
+    whole = criterion(alone(batch), target)
+    whole.backward()
+    {block}
+    torch.testing.assert_close([*(one.grad for one in alone.parameters()), whole.detach()],
+                               [*(one.grad for one in model.parameters()), shown])
+    del model
+dist.destroy_process_group()
+"""
+
+
+def test_the_block_for_unequal_and_empty_parts_gives_gradients_and_loss_of_the_whole_batch():
+    block, = (block for block in blocks("python") if "mine = len(range" in block)
+    Path("parts.py").write_text(PARTS.replace("{block}", block.replace("\n", "\n    ")))
+    train(Path("parts.py").resolve(), processes=2, device=None)
+
+
 def test_saved_weights_work_elsewhere_as_readme_shows():
     snippet, = (block for block in blocks("python") if "load_state_dict" in block)
     train("single_gpu.py", 1, "--checkpoint", "multigpu_spawn.pt")
@@ -113,8 +145,8 @@ def test_saved_weights_work_elsewhere_as_readme_shows():
 
 @pytest.mark.parametrize("files, old, new, says", [
     ("*.py", r"model\.eval\(\)", "model.train(False)", "docs/index.html is behind: run python tools/render.py"),
-    ("docs/changes.md", "<!-- diff single_gpu.py dp.py 3 -->", "", "shows 2 hunks of single_gpu.py -> dp.py, which has 3"),
-    ("docs/changes.md", "(?s)(dp.py 2 -->\n).*?(<!-- end)", r"\1+another\n\2", "hunk 2 of single_gpu.py -> dp.py is not what")],
+    ("docs/diffs.md", "<!-- diff single_gpu.py dp.py 3 -->", "", "shows 2 hunks of single_gpu.py -> dp.py, which has 3"),
+    ("docs/diffs.md", "(?s)(dp.py 2 -->\n).*?(<!-- end)", r"\1+another\n\2", "hunk 2 of single_gpu.py -> dp.py is not what")],
     ids=["a line changed", "a hunk more", "another hunk"])
 def test_render_says_what_is_behind_and_puts_no_other_hunk_over_a_reason(files, old, new, says):
     shutil.copytree(ROOT, "copy", ignore=NOT_COPIED)
@@ -124,15 +156,15 @@ def test_render_says_what_is_behind_and_puts_no_other_hunk_over_a_reason(files, 
     assert done.returncode == 1 and says in done.stderr
 
 
-def test_own_script_resumes_what_its_copy_for_torchrun_has_saved():
+def test_waves_resumes_what_waves_ddp_has_saved():
     def losses(script, epochs, *more, processes=0):
-        job = train(f"docs/{script}.py", "--epochs", epochs, *more, processes=processes, device=None, CUDA_VISIBLE_DEVICES="")
+        job = train(f"examples/{script}.py", "--epochs", epochs, *more, processes=processes, device=None, CUDA_VISIBLE_DEVICES="")
         return re.findall(r"epoch (\d+) \| loss (\S+) \| test loss (\S+)", job.stdout)
 
-    alone = losses("own_script", 6)
+    alone = losses("waves", 6)
     assert [int(epoch) for epoch, _, _ in alone] == [1, 2, 3, 4, 5, 6]
-    assert losses("own_script_ddp", 4, processes=2) == alone[:4]
-    assert losses("own_script", 6, "--checkpoint", "own_script_ddp.pt") == alone[4:]
+    assert losses("waves_ddp", 4, processes=2) == alone[:4]
+    assert losses("waves", 6, "--checkpoint", "waves_ddp.pt") == alone[4:]
 
 
 def test_fifty_epochs_print_the_same_losses_and_accuracies_with_one_process_and_two():

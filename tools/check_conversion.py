@@ -147,7 +147,7 @@ def between_ranks(shares, ranks):
     for other, step in zip(ranks[1:], shares[1:]):
         who, one = f"ranks 0 and {other.rank}", shares[0]
         if options := other_options(one, step):
-            return f"{who} have other options of the optimizer: {options}", "Who decides"
+            return f"{who} have other options of the optimizer: {options}", "Decisions"
         if one["loader"] and step.get("drawn") != one.get("drawn"):
             return f"{who} shuffle differently, each by random numbers of its own", "Random numbers"
         for what, heading in (("weights", "Load first, then DDP"),
@@ -185,24 +185,24 @@ def why(k, one, shares, first, many):
     causes = [
         (not any(b), "Training goes through DDP", "there are none now: has the optimizer the parameters "
          "of the model that is trained, or was it made before?"),
-        (in_line and math.isclose(factor * n, 1, rel_tol=0.01), "The loss is a sum",
+        (in_line and math.isclose(factor * n, 1, rel_tol=0.01), "Sums and unequal parts",
          f"{is_factor} = 1/{n}, the number of processes: the loss is a sum over the batch, and DDP "
          "takes the mean over ranks (or gradients are clipped to another norm)"),
-        (in_line and math.isclose(factor, n, rel_tol=0.01), "The loss is multiplied once too often",
+        (in_line and math.isclose(factor, n, rel_tol=0.01), "Sums and unequal parts",
          f"{is_factor}, the number of processes"),
-        (in_line, "The loss is multiplied once too often", f"{is_factor}, with {n} processes"),
+        (in_line, "Sums and unequal parts", f"{is_factor}, with {n} processes"),
         (kinds[1][0] in ("RandomSampler", "SequentialSampler") and ratio == 1 and
-         passes(before)[:1] != passes(now)[:1], "A loader without DistributedSampler",
+         passes(before)[:1] != passes(now)[:1], "Two routes",
          f"each rank goes through all samples: {sizes}"),
-        (n > 1 and ratio == n, "The batch of a step", f"each rank takes a whole batch: {sizes}"),
-        (n > 1 and ratio < 0.6, "The batch of a step", f"the batch is divided twice: {sizes}"),
-        (kinds[0][1] != kinds[1][1], "The order of samples", "one of the two shuffles, one does not"),
-        (shares[0].get("again"), "The order of samples",
+        (n > 1 and ratio == n, "Two routes", f"each rank takes a whole batch: {sizes}"),
+        (n > 1 and ratio < 0.6, "Two routes", f"the batch is divided twice: {sizes}"),
+        (kinds[0][1] != kinds[1][1], "Two routes", "one of the two shuffles, one does not"),
+        (shares[0].get("again"), "Two routes",
          "the samples come in the order of an epoch before: no set_epoch"),
-        (bool(one["loader"]) != bool(shares[0]["loader"]), "The end of an epoch",
+        (bool(one["loader"]) != bool(shares[0]["loader"]), "Two routes",
          f"an epoch had {passes(before)[0]} steps and has {passes(now)[0]}"),
-        (ratio != 1, "The end of an epoch", f"samples are repeated or left out: {sizes}"),
-        (len(set(map(str, fed))) > 1, "A mean over unequal parts",
+        (ratio != 1, "Two routes", f"samples are repeated or left out: {sizes}"),
+        (len(set(map(str, fed))) > 1, "Sums and unequal parts",
          f"a mean over parts that are not equal: {sizes}"),
         (draws, "Random numbers", f"both draw random numbers in each step, the ranks {same}: more "
          "cannot be seen until it is 0 in both, or drawn for the whole batch: noise[rank::world_size]"),
@@ -222,7 +222,7 @@ def compare_training(first, many):
             return (f"step {k}: {fault[0]}", fault[1]), agree
         share = shares[0]
         if options := other_options(one, share):
-            return (f"step {k}: other options of the optimizer: {options}", "Who decides"), agree
+            return (f"step {k}: other options of the optimizer: {options}", "Decisions"), agree
         largest[one["optimizer"]] = max(largest[one["optimizer"]], math.hypot(*one["gradients"]))
         scale = max(math.hypot(*one["gradients"]), 0.01 * largest[one["optimizer"]]) or 1
         error = distance(one["gradients"], share["gradients"]) / scale
@@ -245,13 +245,13 @@ def compare_training(first, many):
         agree.steps = k
     counts = [len(rank.steps) for rank in many.ranks]
     if {*counts} != {len(first.ranks[0].steps)}:
-        heading = "The end of an epoch" if len({*counts}) == 1 else "Who decides"
+        heading = "Two routes" if len({*counts}) == 1 else "Decisions"
         return (f"{first.name} takes {len(first.ranks[0].steps)} steps, the ranks take "
                 f"{', '.join(map(str, counts))}", heading), agree
     one, share = first.ranks[0].steps[0], many.ranks[0].steps[0]
     if len(many.ranks) > 1 and one["fed"] == share["fed"] and (
             share["loader"] or [""])[0] in ("RandomSampler", "SequentialSampler"):
-        return ("each rank goes through all samples", "A loader without DistributedSampler"), agree
+        return ("each rank goes through all samples", "Two routes"), agree
     agree.idle = [at for at, norm in largest.items() if norm == 0]
     return None, agree
 
@@ -282,10 +282,10 @@ def compare_printed(first, again, many, tolerance):
             continue  # a line of one of the two alone
         if len(others) != len(lines):
             return (f"printed {len(others)} times instead of {len(lines)}: {lines[0][0].strip()}",
-                    "Printed by all ranks" if len(others) > len(lines) else "Figures")
+                    "Printed by all ranks" if len(others) > len(lines) else "Printed figures")
         for (line, figures), (_, figures2), (line2, now) in zip(lines, twice[words], others):
             if any(a == b and not close(a, c, tolerance) for a, b, c in zip(figures, figures2, now)):
-                return f"printed otherwise:\n  {first.name}: {line}\n  {many.name}: {line2}\n ", "Figures"
+                return f"printed otherwise:\n  {first.name}: {line}\n  {many.name}: {line2}\n ", "Printed figures"
 
 
 def compare_saved(first, many, tolerance):
@@ -299,10 +299,10 @@ def compare_saved(first, many, tolerance):
         if len({rank for rank, _ in other}) > 1:
             return f"{name} is saved by more than one rank", "Saving"
         if len(one) != len(other):
-            return f"{name} is saved {len(other)} times instead of {len(one)}", "Who decides"
+            return f"{name} is saved {len(other)} times instead of {len(one)}", "Decisions"
         for (_, a), (_, b) in zip(one, other):
             if any("module." in key for key in b) and not any("module." in key for key in a):
-                return f"{name}: the saved names begin with `module.`", "Names in the saved file"
+                return f"{name}: the saved names begin with `module.`", "Saving"
             if {key: a[key][0] for key in a} != {key: b[key][0] for key in b}:
                 return f"{name}: other names or shapes are saved", "Saving"
             scale = math.hypot(*(value[1] for value in a.values() if value[0] is not None))
@@ -310,7 +310,7 @@ def compare_saved(first, many, tolerance):
                 size = abs(numbers[0]) if shape is None else 100 * scale  # after the last step, too
                 if distance(numbers, b[key][1:]) > tolerance * size:
                     return (f"{name}: another {key or 'tensor'} is saved",
-                            "Figures" if shape is None else "Saving")
+                            "Printed figures" if shape is None else "Saving")
     if len(files[0]) != len(files[1]):
         return f"{len(files[1])} files are saved instead of {len(files[0])}", "Saving"
 
@@ -320,7 +320,7 @@ def judge(first, again, many):
     fault, agree = compare_training(first, many) if many.ranks else (None, None)
     end = None
     if many.waits:
-        end = "\n  ".join(["it hangs:", *many.waits]), "Who waits for whom"
+        end = "\n  ".join(["it hangs:", *many.waits]), "Hangs"
     elif {len(rank.steps) for rank in many.ranks} == {len(first.ranks[0].steps)} and re.search(
             "terminate called without|SIGABRT", many.stderr):
         end = "it aborts when it ends", "The end of a run"
@@ -329,7 +329,7 @@ def judge(first, again, many):
         error = own_error(many.stderr)
         gone = re.search("Connection (reset|closed)", error)
         end = (f"it fails after {steps or 0} steps of the ranks: {error}" + ": the rank that it waits for "
-               "has ended" * bool(gone), "Who waits for whom" if gone else "Errors")
+               "has ended" * bool(gone), "Hangs" if gone else "Errors")
     elif many.left:
         end = "it leaves processes behind", "The end of a run"
     elif not many.ranks:

@@ -1,4 +1,4 @@
-"""Brings docs/changes.md, docs/recipes.md and docs/index.html up to date:
+"""Brings docs/diffs.md, docs/recipes.md and docs/index.html up to date:
 python tools/render.py [--check]
 
 A diff in a chapter stands between `<!-- diff OLD NEW 1 -->` and `<!-- end -->`: the first hunk, or
@@ -20,7 +20,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 ROOT = Path(__file__).resolve().parent.parent
-CHAPTERS = [ROOT / "docs/changes.md", ROOT / "docs/recipes.md"]
+CHAPTERS = [ROOT / "docs/diffs.md", ROOT / "docs/recipes.md"]
 PLACE = re.compile(r"(<!-- diff (\S+) (\S+) (\d+)(?:-(\d+))? -->\n)(.*?)(<!-- end -->)"
                    r"(.*?)(?=\n<!-- diff |\n#|\Z)", re.DOTALL)
 ARROWS = [("single_gpu.py", "dp.py"), ("single_gpu.py", "multigpu_spawn.py"),
@@ -28,6 +28,8 @@ ARROWS = [("single_gpu.py", "dp.py"), ("single_gpu.py", "multigpu_spawn.py"),
           *(("multigpu_torchrun.py", f"recipes/{file.name}")
             for file in sorted(ROOT.glob("recipes/*.py")))]
 SCRIPTS = ["single_gpu.py", *(new for _, new in ARROWS)]
+EXAMPLES = [(f"examples/{file.name.replace('_ddp', '')}", f"examples/{file.name}")
+            for file in sorted(ROOT.glob("examples/*_ddp.py"))]
 
 
 def hunks(old, new):
@@ -88,7 +90,6 @@ def render(text, chapter):
 def as_html(text):
     """The chapter's Markdown, as far as its reasons use it: paragraphs, code and links."""
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
-    text = re.sub(r"\[([^]]+)\]\((?!http)[^)]+\)", r"\1", text)  # the page stands alone
     text = re.sub(r"\[([^]]+)\]\(([^)]+)\)", r'<a href="\2">\1</a>', text)
     return "".join(f"<p>{part}</p>" for part in text.strip().split("\n\n"))
 
@@ -98,6 +99,14 @@ def telling(sign, diff):
     return set(re.findall(rf"^\{sign}( *\S.{{5,}})", diff, re.MULTILINE))
 
 
+def table_of_places():
+    """Of each row of README's table of places: the calls that show it, and its words as HTML."""
+    table = (ROOT / "README.md").read_text().partition("| place |")[2].partition("\n\n")[0]
+    for place, cell in re.findall(r"^\| ([^|]*) \|[^|]*\| (.*`.*) \|$", table, re.MULTILINE):
+        code = ["".join(part.split()) for part in re.findall(r"`([^`]+)`", cell)]
+        yield [part[:part.find("(", 1) + 1] or part for part in code], as_html(f"{place}: {cell}")
+
+
 def link(old, new):
     return f"{old}..{new}".replace(".py", "")
 
@@ -105,7 +114,7 @@ def link(old, new):
 def page(chapters):
     """The page: its template with the files, where any two differ, and the chapters' reasons."""
     numbers, files = {}, []  # a line that stands in several files is written once
-    for name in SCRIPTS:
+    for name in [*SCRIPTS, *itertools.chain(*EXAMPLES)]:
         text = highlight((ROOT / name).read_text(), PythonLexer(), HtmlFormatter(nowrap=True))
         lines = [numbers.setdefault(line, len(numbers)) for line in text.splitlines()]
         files.append([name.removesuffix(".py"), lines])
@@ -125,8 +134,20 @@ def page(chapters):
                    or (arrow in ways[old] - ways[new] and (added & gone or removed & come))]
             found.append([*hunk, why])
         pairs.append([link(old, new), found])
-    values = {"lines": [*numbers], "files": files, "pairs": pairs,
-              "reasons": [[link(*arrow), words] for arrow, _, _, words in places]}
+    reasons = [[link(*arrow), words] for arrow, _, _, words in places]
+    table = [*table_of_places()]
+    for old, new in EXAMPLES:
+        after = (ROOT / new).read_text().splitlines()
+        for pair, start, stop in (((old, new), 2, 3), ((new, old), 0, 1)):
+            found = []
+            for hunk in hunks(*pair):
+                lines = "".join("".join(after[hunk[start]:hunk[stop]]).split())
+                why = [len(reasons) + number for number, (signs, _) in enumerate(table)
+                       if any(sign in lines for sign in signs)]
+                found.append([*hunk, why])
+            pairs.append([link(*pair), found])
+    reasons += [["", words] for _, words in table]
+    values = {"lines": [*numbers], "files": files, "pairs": pairs, "reasons": reasons}
 
     def rows(place):  # a row for each entry, so that a diff of the page can be read
         entries = [json.dumps(entry, separators=(",", ":")) for entry in values[place[1]]]

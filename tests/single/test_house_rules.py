@@ -38,7 +38,7 @@ def test_common_lines_are_the_same_to_the_byte_and_in_the_same_order_and_the_oth
     gone, come = ({"".join(line[1:].split()) for line in changed if line[0] == sign} - {""} for sign in "-+")
     assert gone & come == set() or (other == "recipes/bf16.py" and len(gone & come) == 2), rule(1)
     assert len(changed) <= CHANGED[arrow], rule(4)
-    assert f"<!-- diff {arrow} 1" in read("docs/changes.md") + read("docs/recipes.md")
+    assert f"<!-- diff {arrow} 1" in read("docs/diffs.md") + read("docs/recipes.md")
     assert other not in RECIPES or f"]({other}) | {len(changed)} |" in read("README.md"), rule(4)
 
 

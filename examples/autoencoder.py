@@ -1,4 +1,6 @@
-"""A variational autoencoder: it learns to draw spots, at any place and of any size."""
+"""A variational autoencoder that learns to draw spots of any size, anywhere; on one device:
+python examples/autoencoder.py
+"""
 import argparse
 
 import torch
@@ -38,11 +40,11 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=10)
 parser.add_argument("--batch-size", type=int, default=60)
 parser.add_argument("--lr", type=float, default=1e-4)
-parser.add_argument("--save", default="own_autoencoder.pt")
+parser.add_argument("--save", default="autoencoder.pt")
 args = parser.parse_args()
 
 torch.manual_seed(0)
-device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 train_loader = DataLoader(draw_spots(2041), args.batch_size, shuffle=True)
 test_loader = DataLoader(draw_spots(397), args.batch_size)
 model = Autoencoder().to(device)

@@ -1,4 +1,6 @@
-"""A variational autoencoder: it learns to draw spots, at any place and of any size."""
+"""A variational autoencoder that learns to draw spots of any size, anywhere; with DDP:
+torchrun --standalone --nproc_per_node=2 examples/autoencoder_ddp.py
+"""
 import argparse
 import os
 
@@ -19,7 +21,7 @@ class Autoencoder(nn.Module):
 
     def forward(self, images, rows):
         mean, log_var = self.encoder(images).chunk(2, dim=1)
-        # All draw for the whole batch: seeds by rank would draw less, but other noise and shuffles.
+        # Drawn for the whole batch, of which each rank takes its part: the noise of one device.
         noise = torch.randn(rows, mean.size(1), device=mean.device)[rank::world_size]
         return self.decoder(mean + noise * torch.exp(log_var / 2)), mean, log_var
 
@@ -43,16 +45,17 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=10)
 parser.add_argument("--batch-size", type=int, default=60)
 parser.add_argument("--lr", type=float, default=1e-4)
-parser.add_argument("--save", default="own_autoencoder.pt")
+parser.add_argument("--save", default="autoencoder.pt")
 args = parser.parse_args()
 
 torch.manual_seed(0)
 device = torch.device("cpu")
-if torch.cuda.is_available():
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)  # before anything else touches a GPU
-dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
-                        device_id=device if device.type == "cuda" else None)
+accelerator = torch.accelerator.current_accelerator(check_available=True)
+if accelerator and accelerator.type != "mps":  # a Mac's GPU has no collectives
+    device = torch.device(accelerator.type, int(os.environ["LOCAL_RANK"]))
+    torch.accelerator.set_device_index(device)  # before anything else touches a GPU
+dist.init_process_group(dist.get_default_backend_for_device(device),
+                        device_id=device if device.type != "cpu" else None)
 rank, world_size = dist.get_rank(), dist.get_world_size()
 train_loader = DataLoader(draw_spots(2041), args.batch_size, shuffle=True)
 test_loader = DataLoader(draw_spots(397), args.batch_size)
@@ -61,10 +64,10 @@ optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
 for epoch in range(args.epochs):
     trained = tested = 0
     for images, in train_loader:
-        rows, images = len(images), images[rank::world_size].to(device)  # perhaps empty
+        rows, images = len(images), images[rank::world_size].to(device)  # may be empty
         loss = loss_function(images, *model(images, rows))
         optimizer.zero_grad()
-        (loss * world_size).backward()  # DDP divides the sum over the ranks by their number
+        (loss * world_size).backward()  # DDP averages over the ranks; this makes it a sum
         optimizer.step()
         trained += loss.item()
     with torch.no_grad():

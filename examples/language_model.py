@@ -1,4 +1,6 @@
-"""A small character language model: it learns to write sentences like those that it reads."""
+"""A character language model that learns to write the sentences it reads; on one device:
+python examples/language_model.py
+"""
 import argparse
 import random
 
@@ -10,10 +12,10 @@ class CharModel(nn.Module):
     def __init__(self, n_chars, width=64):
         super().__init__()
         self.embed, self.rnn = nn.Embedding(n_chars, width), nn.GRU(width, width)
-        self.head = nn.Linear(width, n_chars)
+        self.head, self.dropout = nn.Linear(width, n_chars), nn.Dropout(0.1)
 
     def forward(self, codes, hidden):
-        output, hidden = self.rnn(self.embed(codes), hidden)
+        output, hidden = self.rnn(self.dropout(self.embed(codes)), hidden)
         return self.head(output), hidden
 
     def init_hidden(self, columns):
@@ -28,6 +30,7 @@ def batchify(text):
 
 @torch.no_grad()
 def evaluate(data):
+    model.eval()
     scores, _ = model(data[:-1], model.init_hidden(args.batch_size))
     return nn.functional.cross_entropy(scores.flatten(0, 1), data[1:].flatten()).item()
 
@@ -35,9 +38,9 @@ def evaluate(data):
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--batch-size", type=int, default=24)
-parser.add_argument("--save", default="own_language_model.pt")
+parser.add_argument("--save", default="language_model.pt")
 args = parser.parse_args()
-device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 pick = random.Random(0).choice
 text = "".join(f"{pick(['Ada', 'Ben', 'Cleo'])} {pick(['sees', 'finds', 'buys'])} "
                f"{pick(range(1000, 10000))} {pick(['boats', 'red lamps', 'houses'])}. "
@@ -50,6 +53,7 @@ model = CharModel(len(chars)).to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 best, window = float("inf"), 25
 for epoch in range(args.epochs):
+    model.train()
     total, hidden = 0, model.init_hidden(args.batch_size)
     for start in range(0, len(train_data) - 1, window):
         part = train_data[start:start + window + 1]

@@ -1,15 +1,14 @@
-"""A script of your own, for torchrun: it reads the frequency off a noisy wave."""
+"""Reads the frequency off a noisy wave; on one device:
+python examples/waves.py
+"""
 import argparse
 import math
 import os
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-import torch.distributed.nn  # before the group is made: imported later it would keep it alive
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 
 def make_waves(count, seed):
@@ -27,19 +26,10 @@ parser.add_argument("--batch-size", type=int, default=64)
 parser.add_argument("--checkpoint", default=f"{Path(__file__).stem}.pt")
 args = parser.parse_args()
 
-device = torch.device("cpu")
-if torch.cuda.is_available():
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)  # before anything else touches a GPU
-dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
-                        device_id=device if device.type == "cuda" else None)
-rank, world_size = dist.get_rank(), dist.get_world_size()
+device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 train_set, test_set = make_waves(2048, seed=0), make_waves(509, seed=1)
-test_set = Subset(test_set, range(rank, len(test_set), world_size))
-sampler = DistributedSampler(train_set, drop_last=True)
-assert args.batch_size % world_size == 0, "--batch-size must divide by the number of processes"
-share = args.batch_size // world_size  # what one process takes of each step's batch
-train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True)
+sampler = RandomSampler(train_set, generator=torch.Generator())
+train_loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True)
 test_loader = DataLoader(test_set, args.batch_size)
 
 torch.manual_seed(0)
@@ -54,13 +44,11 @@ if os.path.exists(args.checkpoint):
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     first_epoch = checkpoint["epoch"]
-    if rank == 0:
-        print(f"{args.checkpoint}: {first_epoch} of {args.epochs} epochs are done")
-model = DDP(model)  # also copies rank 0's weights to all
+    print(f"{args.checkpoint}: {first_epoch} of {args.epochs} epochs are done")
 
 for epoch in range(first_epoch, args.epochs):
-    sampler.set_epoch(epoch)
-    totals = torch.zeros(4, dtype=torch.float64, device=device)  # loss, samples: trained, tested
+    sampler.generator.manual_seed(epoch)
+    totals = torch.zeros(4, device=device)  # loss, samples: trained, tested
     for waves, frequency in train_loader:
         waves, frequency = waves.to(device), frequency.to(device)
         loss = nn.functional.mse_loss(model(waves), frequency)
@@ -72,17 +60,11 @@ for epoch in range(first_epoch, args.epochs):
     with torch.no_grad():
         for waves, frequency in test_loader:
             waves, frequency = waves.to(device), frequency.to(device)
-            loss = nn.functional.mse_loss(model.module(waves), frequency)
+            loss = nn.functional.mse_loss(model(waves), frequency)
             totals[2] += loss * len(waves)
             totals[3] += len(waves)
-    dist.all_reduce(totals)
-    if rank != 0:
-        continue  # rank 0 alone prints and saves: no collective in the rest of this loop
     trained, tested = totals[0] / totals[1], totals[2] / totals[3]
     print(f"epoch {epoch + 1} | loss {trained:.4f} | test loss {tested:.4f}", flush=True)
-    torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
                 "epoch": epoch + 1}, f"{args.checkpoint}.tmp")
     os.replace(f"{args.checkpoint}.tmp", args.checkpoint)
-
-del model  # it holds the group, whose threads must end before Python does
-dist.destroy_process_group()

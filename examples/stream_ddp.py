@@ -1,4 +1,6 @@
-"""A tagger fed by a stream: for each digit of a number it learns the largest digit so far."""
+"""A tagger fed by a stream: after each digit of a number, the largest digit so far; with DDP:
+torchrun --standalone --nproc_per_node=2 examples/stream_ddp.py
+"""
 import argparse
 import itertools
 import os
@@ -20,7 +22,7 @@ class Numbers(IterableDataset):
     def __iter__(self):
         worker = get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        first, step = first + step * self.rank, step * self.world_size  # a share of that share
+        first, step = first + step * self.rank, step * self.world_size  # all ranks' workers
         draw = random.Random(0)
         for index in range(self.count):
             digits = [draw.randrange(10) for _ in range(draw.randint(1, 20))]
@@ -45,11 +47,12 @@ class Tagger(nn.Module):
 
 def main(args):
     device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)  # before anything else touches a GPU
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
-                            device_id=device if device.type == "cuda" else None)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator and accelerator.type != "mps":  # a Mac's GPU has no collectives
+        device = torch.device(accelerator.type, int(os.environ["LOCAL_RANK"]))
+        torch.accelerator.set_device_index(device)  # before anything else touches a GPU
+    dist.init_process_group(dist.get_default_backend_for_device(device),
+                            device_id=device if device.type != "cpu" else None)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     assert args.batch_size % world_size == 0, "--batch-size must divide by the number of processes"
     share = args.batch_size // world_size
@@ -59,7 +62,7 @@ def main(args):
     model = DDP(Tagger().to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     total = tokens = 0
-    # Each backward waits for all ranks: who has run dry goes on with nothing until all have.
+    # Each backward needs all ranks: one that has run out goes on with nothing until all have.
     nothing = torch.zeros(1, 1, dtype=torch.long), torch.full((1, 1), -100)
     batches = itertools.chain(loader, itertools.repeat(nothing))
     for step, (digits, largest) in enumerate(batches, 1):
@@ -70,7 +73,7 @@ def main(args):
             break
         loss = nn.functional.cross_entropy(model(digits), largest, reduction="sum") / count
         optimizer.zero_grad()
-        (loss * world_size).backward()  # DDP divides the sum over the ranks by their number
+        (loss * world_size).backward()  # DDP averages over the ranks; this makes it a sum
         optimizer.step()
         loss = loss.detach()
         dist.all_reduce(loss)
@@ -89,5 +92,5 @@ if __name__ == "__main__":
     parser.add_argument("--samples", type=int, default=3001)
     parser.add_argument("--batch-size", type=int, default=24)
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--save", default="own_stream.pt")
+    parser.add_argument("--save", default="stream.pt")
     main(parser.parse_args())

@@ -1,4 +1,6 @@
-"""A tagger fed by a stream: for each digit of a number it learns the largest digit so far."""
+"""A tagger fed by a stream: after each digit of a number, the largest digit so far; on one device:
+python examples/stream.py
+"""
 import argparse
 import itertools
 import random
@@ -39,7 +41,7 @@ class Tagger(nn.Module):
 
 
 def main(args):
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     loader = DataLoader(Numbers(args.samples), args.batch_size,
                         collate_fn=collate, num_workers=args.workers)
     torch.manual_seed(0)
@@ -66,5 +68,5 @@ if __name__ == "__main__":
     parser.add_argument("--samples", type=int, default=3001)
     parser.add_argument("--batch-size", type=int, default=24)
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--save", default="own_stream.pt")
+    parser.add_argument("--save", default="stream.pt")
     main(parser.parse_args())

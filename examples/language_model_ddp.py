@@ -1,4 +1,6 @@
-"""A small character language model: it learns to write sentences like those that it reads."""
+"""A character language model that learns to write the sentences it reads; with DDP:
+torchrun --standalone --nproc_per_node=2 examples/language_model_ddp.py
+"""
 import argparse
 import os
 import random
@@ -14,10 +16,10 @@ class CharModel(nn.Module):
     def __init__(self, n_chars, width=64):
         super().__init__()
         self.embed, self.rnn = nn.Embedding(n_chars, width), nn.GRU(width, width)
-        self.head = nn.Linear(width, n_chars)
+        self.head, self.dropout = nn.Linear(width, n_chars), nn.Dropout(0.1)
 
     def forward(self, codes, hidden):
-        output, hidden = self.rnn(self.embed(codes), hidden)
+        output, hidden = self.rnn(self.dropout(self.embed(codes)), hidden)
         return self.head(output), hidden
 
     def init_hidden(self, columns):
@@ -32,25 +34,28 @@ def batchify(text):
 
 @torch.no_grad()
 def evaluate(data):
+    model.eval()
     scores, _ = model.module(data[:-1], model.module.init_hidden(share))
     loss = nn.functional.cross_entropy(scores.flatten(0, 1), data[1:].flatten())
-    dist.all_reduce(loss)  # all decide by the same figure
+    dist.all_reduce(loss)  # all ranks must make the same decisions
     return loss.item() / world_size
 
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--batch-size", type=int, default=24)
-parser.add_argument("--save", default="own_language_model.pt")
+parser.add_argument("--save", default="language_model.pt")
 args = parser.parse_args()
 device = torch.device("cpu")
-if torch.cuda.is_available():
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)  # before anything else touches a GPU
-dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
-                        device_id=device if device.type == "cuda" else None)
+accelerator = torch.accelerator.current_accelerator(check_available=True)
+if accelerator and accelerator.type != "mps":  # a Mac's GPU has no collectives
+    device = torch.device(accelerator.type, int(os.environ["LOCAL_RANK"]))
+    torch.accelerator.set_device_index(device)  # before anything else touches a GPU
+dist.init_process_group(dist.get_default_backend_for_device(device),
+                        device_id=device if device.type != "cpu" else None)
 rank, world_size = dist.get_rank(), dist.get_world_size()
-share = args.batch_size // world_size  # columns of one process; the GRU refuses unequal shares
+assert args.batch_size % world_size == 0, "--batch-size must divide by the number of processes"
+share = args.batch_size // world_size  # columns of the text that one process trains on
 pick = random.Random(0).choice
 text = "".join(f"{pick(['Ada', 'Ben', 'Cleo'])} {pick(['sees', 'finds', 'buys'])} "
                f"{pick(range(1000, 10000))} {pick(['boats', 'red lamps', 'houses'])}. "
@@ -63,6 +68,8 @@ model = DDP(CharModel(len(chars)).to(device))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 best, window = float("inf"), 25
 for epoch in range(args.epochs):
+    model.train()
+    torch.manual_seed(epoch * world_size + rank)  # dropout: other masks in each rank and epoch
     total, hidden = 0, model.module.init_hidden(share)
     for start in range(0, len(train_data) - 1, window):
         part = train_data[start:start + window + 1]
