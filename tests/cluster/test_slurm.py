@@ -57,6 +57,21 @@ open("cores.{SLURM_JOB_ID}.{RANK}".format(**os.environ), "w").write(os.environ.g
         assert [told.read_text() for told in Path().glob(f"cores.{job}.*")] == [cores] * 4
 
 
+def test_the_batch_file_starts_a_recipe_with_the_gpus_asked_for_and_warns_where_a_machine_has_more(slurm, one_device, small):
+    shutil.copytree(ROOT / "recipes", "recipes")
+    recipe = "recipes.accumulate", 2, *small, "--device", "cpu"
+    options = ["--gpus-per-node=2", "--cpus-per-task=3"], []
+    jobs = [slurm.submit(*given, "multinode.sbatch", *recipe, "--checkpoint", f"{number}.pt", **first(IN_FLOAT64))
+            for number, given in enumerate(options)]
+    for job, got in zip(jobs, ("3 cores, 2 GPUs", "2 cores, 0 GPUs")):
+        assert slurm.wait(job) == "COMPLETED"
+        printed = Path(f"multinode-{job}.out").read_text()
+        for host in slurm.hosts:
+            warned = f"{host.name}: WARNING: it has 2 GPUs, this job asked for 0: --gpus-per-node=2" in printed
+            assert f"{host.name}: {got}\n" in printed and warned == got.endswith("0 GPUs")
+        assert "processes: 4, " in printed and figures(printed) == {epoch: one_device[epoch] for epoch in (1, 2)}
+
+
 def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at_that_step(slurm, one_device, small):
     """Told in advance that its time runs out, as Slurm does by --signal."""
     batch, = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", (ROOT / "docs/recipes.md").read_text(), flags=re.DOTALL)
