@@ -26,8 +26,8 @@ def one_device(tmp_path_factory, small):
 
 
 def test_two_batch_jobs_at_once_both_train_and_a_requeued_one_goes_on_from_its_checkpoint(slurm, one_device, small):
-    jobs = [slurm.submit("multinode.sbatch", 9, 1, *small, "--device", "cpu", "--checkpoint", f"{number}.pt",
-                         SLURM_GPUS_ON_NODE="1", **first(HELD)) for number in range(2)]
+    jobs = [slurm.submit("--gpus-per-node=1", "multinode.sbatch", 9, 1, *small, "--device", "cpu", "--checkpoint", f"{number}.pt",
+                         **first(HELD)) for number in range(2)]
     outputs = [Path(f"multinode-{job}.out") for job in jobs]
     for output in outputs:
         slurm.wait_for("epoch 1/9", output)  # and no more, before there is a file `go`
