@@ -27,6 +27,7 @@ mkdir -p /etc/netns/$1 $4
 """
 CONF = """
 ClusterName=tests
+GresTypes=gpu
 SlurmctldHost={a.name}({a.address})
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
 ProctrackType=proctrack/linuxproc
@@ -37,8 +38,8 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
-NodeName={a.name} NodeAddr={a.address} CPUs=8
-NodeName={b.name} NodeAddr={b.address} CPUs=8
+NodeName={a.name} NodeAddr={a.address} CPUs=8 Gres=gpu:2
+NodeName={b.name} NodeAddr={b.address} CPUs=8 Gres=gpu:2
 PartitionName=all Nodes=ALL Default=YES
 """
 MUNGED = "munged --foreground --force --key-file=munge.key --socket=munge.socket --pid-file=munge.pid --seed-file=munge.seed"
@@ -129,6 +130,7 @@ def slurm_on(hosts, folder):
     (folder / "munge.key").write_bytes(os.urandom(1024))
     (folder / "munge.key").chmod(0o600)
     (folder / "slurm.conf").write_text(CONF.format(a=hosts[0], b=hosts[1], folder=folder))
+    (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")  # for Slurm alone: torch sees none
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     slurm = Slurm(hosts, folder)
     processes, log = [], open(folder / "daemons.log", "w")

@@ -1,460 +1,300 @@
 """Why does my cluster not train? Started on each machine, with the options that torchrun takes:
-python tools/check_cluster.py --nnodes=2 --nproc_per_node=4 --rdzv-backend=c10d \
---rdzv-endpoint=HOST:29400
-It is torchrun then, but one that does not wait ten minutes, and without a word, for a machine that
-does not come. By Slurm alone: srun --kill-on-bad-exit=1 python tools/check_cluster.py
+python tools/check_cluster.py --nnodes=2 --nproc_per_node=4 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400
+or by Slurm: srun --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 python tools/check_cluster.py
+The machine of the rendezvous leads: it asks all processes, and prints what it finds.
 """
-import argparse
 import contextlib
-import fcntl
 import hashlib
-import ipaddress
-import itertools
 import json
-import logging
+import multiprocessing
 import os
-import platform
+import select
 import signal
 import socket
-import struct
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
-from statistics import median
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch's own alarms would bury what is found
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import utils as rendezvous
+from torch.distributed.run import config_from_args, get_args_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-import utils
+import utils  # which lets Ctrl-C end a child also where it waits in C++
 
-CLOCKS = 5  # seconds apart: a third of what torchrun's heartbeats, 3 of 5 s, bear by default
-LATENCY = 0.005  # seconds: machines in one building need a tenth of it
-LEAST = 60e6  # bytes a second: half of what the slowest cable in use, 1 Gbit/s, carries
-MB = 2**20
-found = {"processes": [], "unreached": [], "all-reduce": {}, "products": {}, "faults": []}
+HERE = socket.gethostname()
+SIZE = 2**24  # bytes of an all-reduce
+faults = []
 
 
 def parse_args():
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    devices = ["cpu"] if not accelerator or accelerator.type == "mps" else [accelerator.type, "cpu"]
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--wait", type=utils.count, default=60, help="seconds for all processes to come (60)")
-    add("--largest", type=utils.count, default=256, help="MB of the largest all-reduce (256); "
-        "a process takes three times as much memory")
-    add("--json", type=Path, metavar="FILE", help="all that was found, written where rank 0 is")
-    add("--device", choices=devices, default=devices[0])
-    add("--backend", help="the device's own by default")
-    add("--machines", type=int, default=0, help="that should come, where torchrun --nnodes=MIN:MAX "
-        "starts with fewer")
-    args, options = parser.parse_known_args()
-    if options and "LOCAL_RANK" in os.environ and not args.machines:
-        parser.error(f"unrecognized arguments: {' '.join(options)}")
-    args.backend = args.backend or dist.get_default_backend_for_device(args.device)
-    return args, options
+    """Where all processes meet, and which of them start here: as torchrun has it, or Slurm."""
+    parser = get_args_parser()
+    parser.description = __doc__
+    parser.add_argument("--wait", type=utils.count, default=60, help="seconds for each step (60)")
+    parser.add_argument("--device", help="cpu, or what torch finds by default")
+    args = parser.parse_args([*sys.argv[1:], __file__])
+    args.found = not args.device  # not asked for
+    args.device = args.device or str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    args.backend = dist.get_default_backend_for_device(args.device)
+    args.master_port = args.master_port or 29500
+    config = config_from_args(args)[0]
+    args.machines, args.total = config.max_nodes, config.max_nodes * config.nproc_per_node
+    args.local_ranks = range(config.nproc_per_node)
+    args.host, args.port = rendezvous.parse_rendezvous_endpoint(config.rdzv_endpoint, 29400)
+    if args.machines == 1 and "SLURM_STEP_NUM_TASKS" in os.environ:
+        args.machines, args.total, rank, local_rank = (int(os.environ[f"SLURM_{name}"]) for name in (
+            "STEP_NUM_NODES", "STEP_NUM_TASKS", "PROCID", "LOCALID"))
+        args.leads, args.local_ranks = rank == 0, [local_rank]
+        args.host, args.port = utils.slurm_host(), 15000 + int(os.environ["SLURM_JOB_ID"]) % 15000
+    elif args.machines > 1 and (args.host == "localhost" or args.host.startswith("127.")):
+        sys.exit(f"--nnodes={args.nnodes} needs --rdzv-backend=c10d --rdzv-endpoint=HOST:29400: by "
+                 f"{args.host} each machine meets only itself")
+    else:
+        for name in (args.host, HERE):
+            try:
+                socket.gethostbyname(name)
+            except OSError as error:
+                sys.exit(f"{HERE}: {name} is no known host name here: {error}")
+        args.leads = (args.node_rank == 0 if args.rdzv_backend == "static" else
+                      rendezvous._matches_machine_hostname(args.host))  # torchrun's own rule
+    return args
 
 
-def launch(args, options):
-    """Be torchrun, except that the processes start without the machines that do not come."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
-    from torch.distributed.run import get_args_parser, run
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # rank 0 says it
-    launcher = get_args_parser().parse_args([*options, __file__])
-    machines = int(launcher.nnodes.rpartition(":")[2])
-    launcher.training_script_args = [*sys.argv[1:], f"--machines={machines}"]
-    launcher.max_restarts = 0  # what was found is said once
-    launcher.shutdown_timeout = 5  # seconds, instead of 30, for a process that was stopped
-    last_call = max(1, args.wait - 5)  # the processes then take some seconds to start
-    launcher.rdzv_conf = f"last_call_timeout={last_call},read_timeout={args.wait // 2}"  # tries twice
-    if launcher.rdzv_backend == "static":  # which knows no last call: the same address, by c10d
-        launcher.rdzv_backend, launcher.standalone = "c10d", machines == 1
-        address = f"{launcher.master_addr}:{launcher.master_port or 29500}"
-        launcher.rdzv_endpoint = launcher.rdzv_endpoint or address
-        launcher.rdzv_conf += f",is_host={launcher.node_rank == 0}"
-        launcher.node_rank = 0  # c10d would warn of another
-    launcher.nnodes = f"1:{machines}"
-    try:
-        run(launcher)
-    except ChildFailedError:  # it has said why
-        sys.exit(1)
-    except RendezvousError as error:
-        sys.exit(f"{socket.gethostname()}: waited {args.wait} s for the machine of the rendezvous, "
-                 f"{launcher.rdzv_endpoint}: {error.__cause__ or error} Is it started, is this the "
-                 "name that `hostname` prints there, does a firewall drop what comes from here?")
+def say(line, what):
+    with contextlib.suppress(OSError):  # who is gone does not answer either
+        line.sendall(json.dumps(what).encode() + b"\n")
 
 
-class Meeting:
-    """Where the processes come together after each step, and rank 0 sees who does not."""
+def hear(line, seconds):
+    line.settimeout(max(0.1, seconds))
+    with contextlib.suppress(OSError, ValueError), line.makefile() as file:  # None where nothing comes
+        return json.loads(file.readline())
 
-    # A process beside each one ends it when a step takes too long: one that was stopped, or waits
-    # for a rank 0 that was, cannot do that itself.
-    GUARD = """import os, select, sys
-while told := os.read(0, 99):
-    if not select.select([0], [], [], float(told.split()[-1]))[0]:
-        sys.stderr.write(sys.argv[1])
-        os.kill(os.getppid(), 9)
-        break"""
 
-    def __init__(self, args, rank, local_rank, world_size):
-        self.args, self.rank, self.ranks = args, rank, range(world_size)
-        self.patience = args.wait  # seconds that a step may take
-        self.thread = ThreadPoolExecutor(1)
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        last_words = (f"{socket.gethostname()}: nothing is heard of rank 0 at {host}:{port}. Is it "
-                      "there, and does a firewall let this machine connect to it?\n")
-        self.guard = subprocess.Popen(
-            [sys.executable, "-ISc", self.GUARD, last_words if local_rank == 0 else ""],
-            stdin=subprocess.PIPE, bufsize=0, start_new_session=True)  # SIGTERM is not for it
-        self.grace = 7 + 2 * (local_rank > 0)  # one of each machine says it before all end
-        self.begin_step(args.wait)
-        serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        self.store = dist.PrefixStore("check", dist.TCPStore(
-            host, port, is_master=serves, wait_for_workers=False, timeout=timedelta(hours=1)))
+def meet(args):
+    """A line to the machine that leads."""
+    end = time.monotonic() + args.wait
+    while True:
+        try:
+            return socket.create_connection((args.host, args.port), 3)
+        except OSError as error:
+            if time.monotonic() > end:
+                sys.exit(f"{HERE}: waited {args.wait} s for the machine of the rendezvous, {args.host}:{args.port}: "
+                         f"{error}. Is it started, is this its `hostname`, does a firewall drop what comes from here?")
+        time.sleep(0.2)
 
-    def begin_step(self, seconds):
-        self.guard.stdin.write(b"%d\n" % (seconds + self.grace))
 
-    def collect(self, step, mine, seconds):
-        """Rank 0 gets what each process has, None where nothing came; the others wait for it."""
-        self.step = step
-        self.store.set(f"{step}/{self.rank}", json.dumps(mine))
-        if self.rank != 0:
-            told = self.store.get(step).decode()
-            if told != "go on":
-                os._exit(int(told))
-            return []
-        keys = [f"{step}/{rank}" for rank in self.ranks]
-        with contextlib.suppress(dist.DistStoreError):
-            self.store.wait(keys, timedelta(seconds=seconds))
-        return [json.loads(self.store.get(key)) if self.store.check([key]) else None for key in keys]
-
-    def all_do(self, step, rows, function, *arguments):
-        """Rank 0 gets what the function returned in each process, if it did in all."""
-        if self.rank == 0:  # nothing stands in the way: the others wait for this after each step
-            self.store.set(self.step, "go on")
-        self.begin_step(self.patience)
-        end = time.monotonic() + self.patience + 3
+def follow(args, local_rank, line):
+    """One process: it does what it is asked to, until it is told with which status all end."""
+    listener, pool = socket.create_server(("", 0), backlog=1024), ThreadPoolExecutor(1)
+    say(line, describe(args, line, listener.getsockname()[1]))
+    while order := hear(line, args.wait + 20):
+        what, rank, *given = order
+        if what == "end":
+            os._exit(*given)
+        function = {"connecting": connect, "all-reduces": all_reduces}[what]
         try:  # in a thread, for a collective may wait for ever
-            mine = [self.thread.submit(function, *arguments).result(self.patience), None]
-        except TimeoutError:
-            mine = [None, f"no end within {self.patience} s"]
+            say(line, [pool.submit(function, args, local_rank, rank, *given).result(args.wait), None])
         except Exception as error:
-            mine = [None, " ".join(str(error).split())[:300]]
-        given = self.collect(step, mine, end - time.monotonic())  # none in the other ranks
-        failed = [f"{names([row])} failed in {step}: {one[1]}"
-                  for row, one in zip(rows, given) if one and one[1]]
-        if silent := [row for row, one in zip(rows, given) if one is None]:
-            failed = [f"{names(silent)} said nothing for {self.patience} s in {step}: stopped, "
-                      "killed or cut off?"]
-        if failed:
-            self.verdict(failed, "")
-            self.finish()
-        return [one[0] for one in given]
+            say(line, [None, " ".join(str(error).split())[:300] or f"no end within {args.wait} s"])
+    if local_rank == args.local_ranks[0]:
+        print(f"{HERE}: nothing is heard of the machine of the rendezvous, {args.host}:{args.port}. Is it "
+              "there, and does a firewall let this machine connect to it?", file=sys.stderr, flush=True)
+    os._exit(1)
 
-    def verdict(self, faults, good):
-        """The end of a part: what is wrong there, or that nothing is."""
-        found["faults"] += faults
-        lines = [f"   NOT GOOD: {fault}" for fault in faults] or [f"   good: {good}"]
-        print(*lines, sep="\n", flush=True)
 
-    def finish(self):
-        """Rank 0's last words, and the end of all processes."""
-        status = int(bool(found["faults"]))
-        print(f"5. First to mend: {found['faults'][0]}" if status else "5. Fine.", flush=True)
-        if self.args.json:
-            record = {"command": sys.argv, "fine": not status, **found}
-            self.args.json.write_text(json.dumps(record, indent=1) + "\n")
-        self.store.set(self.step, str(status))
-        time.sleep(1)  # the store may end with this process: the others read it first
-        os._exit(status)
+def describe(args, line, port):
+    """What the machine that leads has to know; the first four of what must be alike are shown."""
+    speeds = [0]
+    for rate in Path("/sys/class/infiniband").glob("*/ports/*/rate"):
+        speeds.append(float(rate.read_text().split()[0]))  # 200 Gb/sec (4X HDR)
+    for card in Path("/sys/class/net").iterdir():
+        if not (card / "bridge").exists() and not (card / "master").exists():  # of containers
+            with contextlib.suppress(OSError):  # in many clouds none says it
+                speeds.append(int((card / "speed").read_text()) / 1000)
+    gpus = "" if args.device == "cpu" else f"{torch.accelerator.device_count()} x "
+    alike = {"device": gpus + args.device, "torch": torch.__version__, "Python": sys.version.split()[0],
+             args.backend: str(torch.cuda.nccl.version() if args.backend == "nccl" else "in torch")}
+    for script in (*ROOT.glob("*.py"), *ROOT.glob("recipes/*.py"), Path(__file__)):
+        alike[str(script.relative_to(ROOT))] = hashlib.sha256(script.read_bytes()).hexdigest()[:8]
+    alike |= {name: value for name, value in os.environ.items() if name.startswith(
+        ("NCCL_", "GLOO_", "OMP_NUM_THREADS")) and "IFNAME" not in name}  # cards may differ
+    by_name = args.backend == "gloo" and "GLOO_SOCKET_IFNAME" not in os.environ
+    address = line.getsockname()[0]  # of the card that is connected to the one who leads
+    return {"machine": HERE, "leads": args.leads, "speed": max(speeds), "alike": alike, "port": port,
+            "card": address, "address": socket.gethostbyname(HERE) if by_name else address}
+
+
+def connect(args, local_rank, rank, places):
+    """The time on this machine's clock, and what stands in the way to each machine."""
+    def obstacle(place):
+        address, port, card = place
+        cure = f"; to try there: GLOO_SOCKET_IFNAME, the card of {card}" * (card != address)
+        if address.startswith("127."):
+            return f"that leads back to whoever asks; look at /etc/hosts there{cure}"
+        try:
+            socket.create_connection((address, port), 3).close()
+        except OSError as error:
+            return f"{error}: a firewall drops it, or that card is in another network{cure}"
+    return time.time(), list(ThreadPoolExecutor(64).map(obstacle, places))
+
+
+def all_reduces(args, local_rank, rank, port, groups):
+    """For each group that has this rank: is the sum right, seconds for much and for a single number."""
+    device, log = torch.device("cpu"), Path(f"/tmp/check_cluster.{os.getpid()}")
+    if args.device != "cpu":
+        device = torch.device(args.device, local_rank % torch.accelerator.device_count())
+        torch.accelerator.set_device_index(device)
+    if not dist.is_initialized():
+        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(log))  # says which network it took
+        dist.init_process_group(args.backend, store=dist.TCPStore(args.host, port), rank=rank,
+                                world_size=args.total, device_id=device if args.backend != "gloo" else None)
+
+    figures, pattern = {}, torch.arange(SIZE // 4, device=device).remainder_(1000).float()
+    for name, ranks in groups.items():
+        group = dist.new_group(ranks)  # made by all, also by those that are not in it
+        if rank in ranks:
+            tensor = pattern + rank  # whole numbers below 2^24: the same in any order of summing
+            dist.all_reduce(tensor, group=group)  # connections are made at the first use
+            figures[name] = [torch.equal(tensor, pattern * len(ranks) + sum(ranks))]
+            for given, repeats in ((tensor.zero_(), 5), (torch.zeros(1, device=device), 20)):
+                times = []
+                for _ in range(repeats):
+                    start = time.perf_counter()
+                    dist.all_reduce(given, group=group)
+                    given[0].item()  # waits for the device
+                    times.append(time.perf_counter() - start)
+                figures[name].append(sorted(times)[repeats // 2])
+    text = log.read_text() if log.exists() else ""
+    return figures, [way for way in ("IB", "Socket") if f"via NET/{way}" in text]
 
 
 def names(rows):
     """These processes in words: ranks 0, 1 on node1; rank 4 on node2."""
+    machines = {}
+    for row in rows:
+        machines.setdefault(row["machine"], []).append(str(row["rank"]))
+    return "; ".join(f"rank{'s'[:len(ranks) - 1]} {', '.join(ranks)} on {node}" for node, ranks in machines.items())
+
+
+def verdict(wrong, good="", last=False):
+    """The end of a part: what is wrong there, or that nothing is."""
+    print(*[f"   NOT GOOD: {fault}" for fault in wrong] or [f"   good: {good}"], sep="\n", flush=True)
+    faults.extend(wrong)
+    if wrong and last:
+        raise SystemExit  # lead() says the last words
+
+
+def ask(args, rows, what, *given):
+    """What all processes answer, if all do."""
+    for row in rows:
+        say(row["line"], [what, row["rank"], *given])
+    end = time.monotonic() + args.wait + 5
+    answers = [hear(row["line"], end - time.monotonic()) for row in rows]
+    silent = [row for row, answer in zip(rows, answers) if not answer]  # why others may fail too
+    wrong = [f"{names(silent)} said nothing for {args.wait} s in {what}: stopped, killed or cut off?"] * bool(silent)
+    wrong += [f"{names([row])} failed in {what}: {one[1]}" for row, one in zip(rows, answers) if one and one[1]]
+    if wrong:
+        verdict(wrong, last=True)
+    return [answer for answer, _ in answers]
+
+
+def how_fast(args, machines, first, rows, port):
+    """All-reduces within each machine, and of one process of each with one of its neighbour."""
+    groups = {f"within {machine}": those for machine, those in machines.items() if len(those) > 1}
+    for one, other in zip(first[::2], first[1::2] + first[:len(first) % 2 and len(first) > 1]):
+        groups[f"{one['machine']} - {other['machine']}"] = [one, other]
+    ranks = {name: [row["rank"] for row in group] for name, group in groups.items()}
+    for _ in range(3):  # what looks slow is measured again before it is said
+        answers, lines, remarks, wrong = ask(args, rows, "all-reduces", port, ranks), [], [], []
+        for name, group in groups.items():
+            right, seconds, latencies = zip(*(answers[row["rank"]][0][name] for row in group))
+            speed = SIZE * 8e-9 * 2 * (len(group) - 1) / len(group) / max(seconds)
+            lines.append(f"{name}: latency {max(latencies) * 1e3:.2f} ms, bus bandwidth {speed:.3g} Gbit/s")
+            wrong += [f"the sum of an all-reduce {name} is wrong in {names([row])}"
+                      for row, good in zip(group, right) if not good]
+            stated = min(row["speed"] or 1 for row in group)
+            if " - " in name and speed < stated / 4:
+                remarks.append(f"remark: {name}: {speed:.3g} of {stated:g} Gbit/s, which the network cards state (or 1)")
+        if wrong or not remarks:
+            break
+    ways = {f"NCCL's way between machines: {way}" for _, seen in answers for way in seen}
+    print(*(f"   {line}\n" for line in [*lines, *remarks, *ways]), sep="", end="")
+    verdict(wrong, "every sum is right")
+
+
+def lead(args, server):
+    """Part by part, up to one that keeps the next from being tried."""
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    end, lines = time.monotonic() + args.wait, []
+    with contextlib.suppress(TimeoutError):
+        while len(lines) < args.total:
+            server.settimeout(max(0.1, end - time.monotonic()))
+            lines.append(server.accept()[0])
+    rows = [{**row, "line": line} for line in lines if (row := hear(line, args.wait))]  # torch is imported
+    rows.sort(key=lambda row: (not row["leads"], row["machine"]))
     machines = {row["machine"]: [] for row in rows}
-    for row in rows:
-        machines[row["machine"]].append(str(row["rank"]))
-    return "; ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} on {machine}"
-                     for machine, ranks in machines.items())
-
-
-def network_cards():
-    """The IPv4 address of each network interface that has one."""
-    cards = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # 0x8915: SIOCGIFADDR
-                answer = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()))
-                cards[name] = socket.inet_ntoa(answer[20:24])
-    return cards
-
-
-def address_given_out(backend, cards):
-    """What the backend tells the others to connect to."""
-    chosen = os.environ.get(f"{backend.upper()}_SOCKET_IFNAME")
-    if backend == "gloo" and not chosen:  # that of the machine's own name
-        with contextlib.suppress(OSError):
-            return socket.getaddrinfo(socket.gethostname(), None)[0][4][0]
-    chosen = chosen or "^lo,docker,virbr"  # NCCL's own choice; ^ says which not
-    beginnings = tuple(chosen.lstrip("^=").split(","))
-    fits = [address for name, address in cards.items()
-            if name.startswith(beginnings) != chosen.startswith("^")]
-    return fits[0] if fits else "127.0.0.1"
-
-
-def describe(args, device, rank, port):
-    """What the others have to know of this process; the first nine are shown."""
-    cards, name, unit, devices = network_cards(), platform.machine(), None, 0
-    if device.type != "cpu":
-        properties = torch.get_device_module(device).get_device_properties(device)
-        name, unit = properties.name, str(getattr(properties, "uuid", device))
-        devices = torch.accelerator.device_count()
-    version = torch.cuda.nccl.version() if args.backend == "nccl" else ["in torch"]
-    scripts = {str(script.relative_to(ROOT)): hashlib.sha256(script.read_bytes()).hexdigest()[:8]
-               for script in (*ROOT.glob("*.py"), *ROOT.glob("recipes/*.py"), Path(__file__))}
-    variables = {name: value for name, value in os.environ.items() if name.startswith(
-        ("NCCL_", "GLOO_", "OMP_NUM_THREADS")) and "IFNAME" not in name}  # cards may differ
-    return {"rank": rank, "machine": socket.gethostname(),
-            "address": address_given_out(args.backend, cards), "device": str(device), "name": name,
-            "torch": torch.__version__, "Python": platform.python_version(),
-            "backend": f"{args.backend} {'.'.join(map(str, version))}",
-            "threads": torch.get_num_threads(),
-            "node": int(os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0"))),
-            "port": port, "cards": cards, "unit": unit, "devices": devices, "variables": variables,
-            "scripts": scripts}
-
-
-def who_is_here(args, meeting, row):
-    """Part 1: all rows in all processes, or an end with the names of those that did not come."""
-    late = args.machines - int(os.environ.get("GROUP_WORLD_SIZE", args.machines))
-    given = meeting.collect("the start", row, 4 if late > 0 else args.wait)  # launch() has waited
-    if row["rank"] != 0:
-        return json.loads(meeting.store.get("rows"))
-    rows = found["processes"] = [row for row in given if row]
+    for rank, row in enumerate(rows):
+        row["rank"] = rank
+        machines[row["machine"]].append(row)
+    first = [those[0] for those in machines.values()]
     print("1. Who is here")
-    table = [[*map(str, line)][:9] for line in (row.keys(), *(row.values() for row in rows))]
-    widths = [max(map(len, column)) for column in zip(*table)]
-    for line in table:
-        print("   " + "  ".join(map(str.ljust, line, widths)).rstrip())
-    missing = [str(rank) for rank, row in enumerate(given) if not row]
-    machines = len({row["machine"] for row in rows})
-    who = [f"{late} of {args.machines} machines"] if late > 0 else []
-    if missing:
-        who.append(f"{len(missing)} of {len(given)} processes (ranks {', '.join(missing)})")
-    meeting.verdict([f"{some} did not come within {args.wait} s; here: {names(rows)}. Is the same "
-                     "line started there, and does a firewall let it come to "
-                     f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}?" for some in who],
-                    f"{len(rows)} processes, {machines} machine{'s' * (machines > 1)}")
-    if who:
-        meeting.finish()
-    meeting.store.set("rows", json.dumps(rows))
-    return rows
-
-
-def differences(rows):
-    """Part 2: what the processes do not agree on."""
-    facts = [{**{name: row[name] for name in ("torch", "Python", "backend", "devices")},
-              **row["variables"], **row["scripts"]} for row in rows]
-    faults = []
-    for name in sorted(set().union(*facts)):
-        values = {}
-        for row, fact in zip(rows, facts):
-            values.setdefault(fact.get(name, "missing"), []).append(row)
-        if len(values) > 1:
-            faults.append(f"{name} differs: " + " | ".join(
-                f"{value} in {names(group)}" for value, group in values.items()))
-    units = {}
+    for row in first:
+        facts = ", ".join(f"{name}: {value}" for name, value in [*row["alike"].items()][:4])
+        print(f"   {names(machines[row['machine']])}, {row['address']}, {facts}, network: {row['speed']:g} Gbit/s")
+    with contextlib.suppress(SystemExit):
+        verdict([f"{args.machines - len(first)} of {args.machines} machines, {args.total - len(rows)} of {args.total} "
+                 f"processes, did not come within {args.wait} s; here: {', '.join(machines)}. Is the same line started "
+                 f"there, and does a firewall let it come to {args.host}:{args.port}?"] * (len(rows) < args.total),
+                f"{len(rows)} processes, {len(first)} machines", last=True)
+        places = [[row["address"], row["port"], row["card"]] for row in first]
+        answers, wrong = ask(args, rows, "connecting", places), []
+        print("2. What differs")
+        for name in sorted(set().union(*(row["alike"] for row in rows))):
+            values = {}
+            for row in rows:
+                values.setdefault(row["alike"].get(name, "missing"), []).append(row)
+            those = " | ".join(f"{value} in {names(group)}" for value, group in values.items())
+            wrong += [f"{name} differs: {those}"] * (len(values) > 1)
+        for row in first:
+            if abs(ahead := answers[row["rank"]][0] - answers[0][0]) > 5:  # torchrun's heartbeats bear 15
+                wrong.append(f"the clock of {row['machine']} is {ahead:+.1f} s from that of {HERE}")
+        verdict(wrong, "nothing that must not")
+        print("3. Who reaches whom")
+        verdict([f"{one['machine']} cannot reach {other['machine']} at {other['address']}: {obstacle}"
+                 for one in first for other, obstacle in zip(first, answers[one["rank"]][1])
+                 if obstacle and one is not other], "each machine reaches each other one", last=True)
+        print("4. How fast", flush=True)
+        how_fast(args, machines, first, rows, store.port)
+    blind = [row["machine"] for row in first if args.found and row["alike"]["device"] == "cpu"]
+    fine = f"5. Fine, but DEVICE: CPU on {', '.join(blind)}, where torch sees no GPU" if blind else "5. Fine."
+    print(f"5. First to mend: {faults[0]}" if faults else fine, flush=True)
     for row in rows:
-        units.setdefault((row["node"], row["unit"]), []).append(row)
-    return faults + [f"{names(group)} share one device, {group[0]['device']}"
-                     for (_, unit), group in units.items() if unit and len(group) > 1]
-
-
-def connect(leader):
-    """What stands in the way to a machine where it says that it is."""
-    if ipaddress.ip_address(leader["address"].partition("%")[0]).is_loopback:
-        return "that leads back to whoever asks; look at /etc/hosts there"
-    try:
-        socket.create_connection((leader["address"], leader["port"]), 3).close()
-    except TimeoutError:
-        return "no answer: a firewall drops it, or that card is in another network"
-    except OSError as error:
-        return f"{error}: a firewall, or that card is in another network"
-
-
-def reach(leaders, is_leader):
-    """The time on this machine's clock, and what came of trying to connect to each machine."""
-    clock = time.time()
-    with ThreadPoolExecutor(16) as pool:
-        return [clock, list(pool.map(connect, leaders)) if is_leader else []]
-
-
-def who_reaches_whom(meeting, rows, leaders, reached):
-    """Parts 2 and 3, of what all machines tried at the same time."""
-    now, first = reached[0][0], leaders[0]["machine"]
-    clocks = [f"the clock of {leader['machine']} is {abs(ahead):.1f} s "
-              f"{'ahead of' if ahead > 0 else 'behind'} that of {first}: torchrun's heartbeats "
-              "bear 15 s in all" for leader in leaders
-              if abs(ahead := reached[leader["rank"]][0] - now) > CLOCKS]
-    print("2. What differs")
-    meeting.verdict(differences(rows) + clocks, "nothing that must not")
-    print("3. Who reaches whom")
-    faults = []
-    for source, (j, target) in itertools.product(leaders, enumerate(leaders)):
-        one, other, wrong = source["machine"], target["machine"], reached[source["rank"]][1][j]
-        if source is target or not wrong:
-            continue
-        found["unreached"].append({"from": one, "to": other, "why": wrong})
-        variable = f"{target['backend'].split()[0].upper()}_SOCKET_IFNAME"
-        cures = [f"{variable}={name} ({address})" for name, address in target["cards"].items()
-                 if address != target["address"] and name != "lo"]
-        faults.append(f"{one} cannot reach {other} at {target['address']}: {wrong}" +
-                      f"; to try on {other}: {' or '.join(cures)}" * bool(cures))
-    meeting.verdict(faults, "each machine reaches each other one" if leaders[1:] else "one machine")
-    if faults:
-        meeting.finish()  # no process group can be made
-
-
-def work(device):
-    """Matrix products in a tenth of a second: of 15 the best, another may use the core by chance."""
-    matrix, rates = torch.ones(256, 256, device=device), []
-    for _ in range(15):
-        end, products = time.perf_counter() + 0.1, 0
-        while time.perf_counter() < end:
-            (matrix @ matrix)[0, 0].item()  # waits for the device
-            products += 1
-        rates.append(products)
-    return max(rates)
-
-
-def seconds(tensor, group, repeats, choose):
-    """What one of several all-reduces takes in the slowest process."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        dist.all_reduce(tensor, group=group)
-        tensor[0].item()  # waits for the device
-        times.append(time.perf_counter() - start)
-    slowest = torch.tensor([choose(times)], device=tensor.device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
-    return slowest.item()
-
-
-def all_reduces(groups, rank, largest, device):
-    """Latency and bus bandwidth by size of each group that has this rank; are the sums right?"""
-    measured = {}
-    for name, ranks in groups.items():
-        group = dist.new_group(ranks)  # made by all, also by those that are not in it
-        if rank not in ranks or len(ranks) == 1:
-            continue
-        tiny = torch.zeros(1, device=device)
-        seconds(tiny, group, 5, min)  # connections are made at the first use
-        measured[name] = figures = {"latency, s": seconds(tiny, group, 20, median),
-                                    "right": True, "bytes/s": {}}
-        for size in [size for size in (1, 4, 16, 64, 256, 1024) if size <= largest]:
-            pattern = torch.arange(size * MB // 4, device=device).remainder_(1000).float()
-            tensor = pattern + rank  # whole numbers below 2^24: the same in any order of summing
-            dist.all_reduce(tensor, group=group)
-            figures["right"] &= torch.equal(tensor, pattern * len(ranks) + sum(ranks))
-            took = seconds(tensor.zero_(), group, 3, min)
-            figures["bytes/s"][size] = size * MB / took * 2 * (len(ranks) - 1) / len(ranks)
-            if took > 0.3:  # four times as much tells nothing new
-                break
-    return measured
-
-
-def measure(args, meeting, rows, leaders, device):
-    """Part 4 in all processes: within each machine, between two neighbours."""
-    rates = meeting.all_do("computing", rows, work, device)
-    meeting.all_do("making the process group", rows, lambda: dist.init_process_group(
-        args.backend, store=dist.PrefixStore("group", meeting.store), rank=meeting.rank,
-        world_size=len(rows), device_id=device if args.backend != "gloo" else None))
-    groups = {f"within {leader['machine']}": [row["rank"] for row in rows if row["node"] ==
-                                              leader["node"]] for leader in leaders}
-    ring = [*itertools.pairwise(leaders)] + [(leaders[0], leaders[-1])] * (len(leaders) > 2)
-    pairs = [(f"{one['machine']} - {other['machine']}", [one["rank"], other["rank"]])
-             for one, other in ring]
-    measured = []
-    for where, some in (("within the machines", groups), ("between machines", dict(pairs[::2])),
-                        ("between machines again", dict(pairs[1::2]))):  # each cable for itself
-        measured += zip(rows, meeting.all_do(f"all-reduces {where}", rows, all_reduces, some,
-                                             meeting.rank, args.largest, device))
-    return rates, measured
-
-
-def how_fast(meeting, rows, rates, measured):
-    """Part 4 of what all processes measured. What is slow trains all the same: a remark."""
-    print("4. How fast")
-    lines, faults, remarks = found["all-reduce"], [], []
-    for row, figures in measured:
-        lines.update(figures)
-        faults += [f"the sum of an all-reduce {name} is wrong in {names([row])}"
-                   for name, line in figures.items() if not line["right"]]
-    for name, line in lines.items():
-        line["best"] = max(line["bytes/s"].values())
-        print(f"   {name}: latency {line['latency, s'] * 1e3:.2f} ms; bus bandwidth in MB/s: " +
-              ", ".join(f"{value / 1e6:.1f} ({size} MB)" for size, value in line["bytes/s"].items())
-              + f"; at best {line['best'] * 8e-9:.3g} Gbit/s")
-        if " - " in name and line["latency, s"] > LATENCY:
-            remarks.append(f"{name}: {line['latency, s'] * 1e3:.1f} ms latency, which each step of "
-                           "training waits for")
-        if " - " in name and line["best"] < LEAST:
-            remarks.append(f"{name}: {line['best'] * 8e-6:,.0f} Mbit/s, less than half of what the "
-                           "slowest cable carries, 1 Gbit/s: is it the right network card?")
-    found["products"] = {names([row]): rate for row, rate in zip(rows, rates)}
-    within = {name: line["best"] for name, line in lines.items() if " - " not in name}
-    between = {name: line["best"] for name, line in lines.items() if " - " in name}
-    for figures in (within, between, found["products"]):
-        for name, value in figures.items():
-            rest = [other for key, other in figures.items() if key != name]
-            if rest and value < median(rest) / 2:
-                what = "computes" if name.startswith("rank") else "sends"
-                remarks.append(f"{name} {what} slower than the rest by half: {value:,.0f} a "
-                               f"second, the others {median(rest):,.0f}")
-    found["remarks"] = remarks
-    print(*(f"   remark: {remark}\n" for remark in remarks), sep="", end="")
-    meeting.verdict(faults, "every sum is right")
-
-
-def check(args, rank, local_rank, world_size):
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it where it waits in C++ too
-    meeting = Meeting(args, rank, local_rank, world_size)
-    if rank == 0 and args.json:
-        args.json.touch()  # say now that it cannot be written
-    device = torch.device("cpu")
-    if args.device != "cpu":
-        device = torch.device(args.device, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device)
-    listener = socket.create_server(("", 0), backlog=1024)  # that connects is enough
-    port = listener.getsockname()[1] if local_rank == 0 else None
-    rows = who_is_here(args, meeting, describe(args, device, rank, port))
-    leaders = [row for row in rows if row["port"]]
-    reached = meeting.all_do("connecting", rows, reach, leaders, local_rank == 0)
-    if rank == 0:
-        who_reaches_whom(meeting, rows, leaders, reached)
-    rates, measured = measure(args, meeting, rows, leaders, device)
-    if rank == 0:
-        how_fast(meeting, rows, rates, measured)
-        meeting.finish()
+        say(row["line"], ["end", None, int(bool(faults))])
 
 
 if __name__ == "__main__":
-    args, options = parse_args()
-    if "LOCAL_RANK" not in os.environ and (options or "SLURM_STEP_NUM_TASKS" not in os.environ):
-        sys.exit(launch(args, options))
-    if "LOCAL_RANK" not in os.environ:
-        os.environ.update(RANK=os.environ["SLURM_PROCID"], LOCAL_RANK=os.environ["SLURM_LOCALID"],
-                          WORLD_SIZE=os.environ["SLURM_STEP_NUM_TASKS"])
-        os.environ.setdefault("MASTER_ADDR", utils.slurm_host())
-        os.environ.setdefault("MASTER_PORT", str(15000 + int(os.environ["SLURM_JOB_ID"]) % 15000))
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        sys.exit(1)  # --max-restarts: it has been said already
-    check(args, *(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    args = parse_args()
+    server = args.leads and socket.create_server(("", args.port), backlog=1024)
+    spawn, ended, children = multiprocessing.get_context("spawn"), select.poll(), []
+    for local_rank in args.local_ranks:
+        line = meet(args)
+        ended.register(line, select.POLLRDHUP)  # when who leads closes it
+        os.environ["LOCAL_RANK"] = str(local_rank)
+        children.append(spawn.Process(target=follow, args=(args, local_rank, line), daemon=True))
+        children[-1].start()
+    if args.leads:
+        lead(args, server)
+    while any(child.is_alive() for child in children) and not ended.poll(500):
+        pass
+    for child in children:
+        child.join(5)
+        child.kill()  # it may be stopped
+        child.join()
+    sys.exit(int(any(child.exitcode for child in children)))

@@ -31,12 +31,16 @@ def on_one_device(epochs, small):
     return figures(train("single_gpu.py", epochs, *small, before=IN_FLOAT64).stdout)
 
 
-@pytest.mark.parametrize("way", ["torchrun", "spawn"])
+@pytest.mark.parametrize("way", ["torchrun", "kubernetes", "spawn"])
 def test_two_hosts_end_with_the_weights_of_one_device_however_they_are_started(way, hosts, small):
     a, b = hosts
     if way == "torchrun":  # told by its environment
         jobs = torchrun(hosts, "--nnodes=2 --nproc_per_node=2", 3, 2, *small, PET_RDZV_BACKEND="c10d",
                         PET_RDZV_ENDPOINT=f"{a.name}:29400", **first(IN_FLOAT64))
+    elif way == "kubernetes":  # the variables of a Kubeflow Trainer job
+        jobs = [host.start(*TORCHRUN, ROOT / "multinode.py", 3, 2, "--device", "cpu", *small, PET_NNODES="2",
+                           PET_NPROC_PER_NODE="2", PET_NODE_RANK=str(rank), PET_MASTER_ADDR=a.name, PET_MASTER_PORT="29500",
+                           MASTER_ADDR=a.name, RANK=str(rank), **first(IN_FLOAT64)) for rank, host in enumerate(hosts)]
     else:
         line = [sys.executable, ROOT / "multigpu_spawn.py", 3, 2, "--device", "cpu", *small, "--checkpoint", "multinode.pt"]
         jobs = [host.start(*line, "-n", 2, "-g", 1, "-nr", rank, MASTER_ADDR=a.address, MASTER_PORT="29501", **first(IN_FLOAT64))
@@ -44,6 +48,16 @@ def test_two_hosts_end_with_the_weights_of_one_device_however_they_are_started(w
     assert end(jobs) == on_one_device(3, small) and jobs[1].stdout == ""
     check_equal(a.folder / "multinode.pt", "single_gpu.pt")
     assert not list(b.folder.glob("*.pt*"))  # rank 0 alone saves
+
+
+def test_a_recipe_runs_on_two_hosts_by_the_line_that_the_chapter_prints(hosts, small):
+    line, = re.findall(r"torchrun (--nnodes=2 .*-m recipes\.bf16) 50 10", (ROOT / "docs/clusters.md").read_text())
+    for recipe in ("accumulate", "fsdp"):
+        options = line.replace("node1", hosts[0].name).replace("--nproc_per_node=4", "--nproc_per_node=2").replace("bf16", recipe)
+        jobs = [host.start(*TORCHRUN, *options.split(), 2, "--device", "cpu", *small, **first(IN_FLOAT64)) for host in hosts]
+        assert end(jobs) == on_one_device(2, small) and jobs[1].stdout == ""
+        check_equal(hosts[0].folder / f"{recipe}.pt", "single_gpu.pt")
+        Path("single_gpu.pt").unlink()
 
 
 @pytest.mark.parametrize("way, held", [("c10d", (2, 0)), ("static", (0, 2))])

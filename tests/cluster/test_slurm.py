@@ -26,8 +26,8 @@ def one_device(tmp_path_factory, small):
 
 
 def test_two_batch_jobs_at_once_both_train_and_a_requeued_one_goes_on_from_its_checkpoint(slurm, one_device, small):
-    jobs = [slurm.submit("multinode.sbatch", 9, 1, *small, "--device", "cpu", "--checkpoint", f"{number}.pt",
-                         SLURM_GPUS_ON_NODE="1", **first(HELD)) for number in range(2)]
+    jobs = [slurm.submit("--gpus-per-node=1", "multinode.sbatch", 9, 1, *small, "--device", "cpu", "--checkpoint", f"{number}.pt",
+                         **first(HELD)) for number in range(2)]
     outputs = [Path(f"multinode-{job}.out") for job in jobs]
     for output in outputs:
         slurm.wait_for("epoch 1/9", output)  # and no more, before there is a file `go`
@@ -55,6 +55,21 @@ open("cores.{SLURM_JOB_ID}.{RANK}".format(**os.environ), "w").write(os.environ.g
     for job, cores in zip(jobs, ("2", "any")):
         assert slurm.wait(job) == "COMPLETED"
         assert [told.read_text() for told in Path().glob(f"cores.{job}.*")] == [cores] * 4
+
+
+def test_the_batch_file_starts_a_recipe_with_the_gpus_asked_for_and_warns_where_a_machine_has_more(slurm, one_device, small):
+    shutil.copytree(ROOT / "recipes", "recipes")
+    recipe = "recipes.accumulate", 2, *small, "--device", "cpu"
+    options = ["--gpus-per-node=2", "--cpus-per-task=3"], []
+    jobs = [slurm.submit(*given, "multinode.sbatch", *recipe, "--checkpoint", f"{number}.pt", **first(IN_FLOAT64))
+            for number, given in enumerate(options)]
+    for job, got in zip(jobs, ("3 cores, 2 GPUs", "2 cores, 0 GPUs")):
+        assert slurm.wait(job) == "COMPLETED"
+        printed = Path(f"multinode-{job}.out").read_text()
+        for host in slurm.hosts:
+            warned = f"{host.name}: WARNING: it has 2 GPUs, this job asked for 0: --gpus-per-node=2" in printed
+            assert f"{host.name}: {got}\n" in printed and warned == got.endswith("0 GPUs")
+        assert "processes: 4, " in printed and figures(printed) == {epoch: one_device[epoch] for epoch in (1, 2)}
 
 
 def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at_that_step(slurm, one_device, small):
