@@ -33,6 +33,8 @@ faults = []
 
 def parse_args():
     """Where all processes meet, and which of them start here: as torchrun has it, or Slurm."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        sys.exit("check_cluster.py: start it by python instead of torchrun, with the same options")
     parser = get_args_parser()
     parser.description = __doc__
     parser.add_argument("--wait", type=utils.count, default=60, help="seconds for each step (60)")
@@ -117,8 +119,8 @@ def describe(args, line, port):
         if not (card / "bridge").exists() and not (card / "master").exists():  # of containers
             with contextlib.suppress(OSError):  # in many clouds none says it
                 speeds.append(int((card / "speed").read_text()) / 1000)
-    gpus = "" if args.device == "cpu" else f"{torch.accelerator.device_count()} x "
-    alike = {"device": gpus + args.device, "torch": torch.__version__, "Python": sys.version.split()[0],
+    alike = {"device": "cpu" if args.device == "cpu" else f"{torch.accelerator.device_count()} x {args.device}",
+             "torch": torch.__version__, "Python": sys.version.split()[0],
              args.backend: str(torch.cuda.nccl.version() if args.backend == "nccl" else "in torch")}
     for script in (*ROOT.glob("*.py"), *ROOT.glob("recipes/*.py"), Path(__file__)):
         alike[str(script.relative_to(ROOT))] = hashlib.sha256(script.read_bytes()).hexdigest()[:8]
@@ -154,7 +156,6 @@ def all_reduces(args, local_rank, rank, port, groups):
         os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(log))  # says which network it took
         dist.init_process_group(args.backend, store=dist.TCPStore(args.host, port), rank=rank,
                                 world_size=args.total, device_id=device if args.backend != "gloo" else None)
-
     figures, pattern = {}, torch.arange(SIZE // 4, device=device).remainder_(1000).float()
     for name, ranks in groups.items():
         group = dist.new_group(ranks)  # made by all, also by those that are not in it
@@ -170,8 +171,7 @@ def all_reduces(args, local_rank, rank, port, groups):
                     given[0].item()  # waits for the device
                     times.append(time.perf_counter() - start)
                 figures[name].append(sorted(times)[repeats // 2])
-    text = log.read_text() if log.exists() else ""
-    return figures, [way for way in ("IB", "Socket") if f"via NET/{way}" in text]
+    return figures, [way for way in ("IB", "Socket") if log.exists() and f"via NET/{way}" in log.read_text()]
 
 
 def names(rows):

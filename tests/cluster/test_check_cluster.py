@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launch import NOT_COPIED, ROOT, after, first, needs
+from launch import NOT_COPIED, ROOT, TORCHRUN, after, first, needs
 
 CHECK = ROOT / "tools/check_cluster.py"
 PARTS = ["1. Who is here", "2. What differs", "3. Who reaches whom", "4. How fast", "5. "]
@@ -49,6 +49,8 @@ def test_a_line_without_a_place_to_meet_is_refused_at_once_and_so_is_a_name_that
         job = a.start(sys.executable, CHECK, "--nnodes=2", "--wait=300", *options)
         assert job.wait() == 1 and time.monotonic() - began < 200  # nobody has been waited for
         assert re.search(says, job.stderr) and job.stderr.count("\n") == 1 and job.stdout == ""
+    job = a.start(*TORCHRUN, "--standalone", CHECK)  # each process would check itself alone
+    assert job.wait() == 1 and "start it by python instead of torchrun" in job.stderr
 
 
 def test_training_on_the_cpu_by_mistake_is_said_in_the_last_line(hosts):
