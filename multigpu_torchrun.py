@@ -7,7 +7,7 @@ import time
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # before the group is made: imported later it would keep it alive
+import torch.distributed.nn  # unused, but imported later it may make Python abort at its exit
 import torch.nn.functional as F
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -20,7 +20,7 @@ def ddp_setup(local_rank, args):
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device)  # first of all: else each process uses GPU 0 too
+        torch.accelerator.set_device_index(device)  # first of all, or each process uses GPU 0 too
     dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None)
     return device
 
@@ -67,7 +67,7 @@ def main(local_rank, args):
 
     torch.manual_seed(0)
     model = utils.build_model(args.model).to(device)
-    if device.type != "cpu":  # BatchNorm over the whole batch; torch has no such layer for CPUs
+    if device.type != "cpu":  # BatchNorm over the whole batch; this layer needs a GPU
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     epochs_done = 0
@@ -85,7 +85,7 @@ def main(local_rank, args):
         sampler.set_epoch(epoch)  # another order each epoch, also after a restart
         torch.manual_seed(epoch * world_size + rank)  # dropout: other masks in each rank and epoch
         loss = train_epoch(model, train_loader, optimizer, device)
-        for buffer in model.buffers():  # BatchNorm's: test what rank 0 will save, not each its own
+        for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
             dist.broadcast(buffer, src=0)
         accuracy = evaluate(model.module, val_loader, device)
         if rank != 0:

@@ -8,7 +8,7 @@ import random
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # before the group is made: imported later it would keep it alive
+import torch.distributed.nn  # unused, but imported later it may make Python abort at its exit
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils.rnn import pad_sequence

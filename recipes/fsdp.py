@@ -7,21 +7,23 @@ import time
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint.state_dict as dcp
-import torch.distributed.nn  # before the group is made: imported later it would keep it alive
+import torch.distributed.nn  # unused, but imported later it may make Python abort at its exit
 import torch.nn.functional as F
+from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import utils
 
+BLOCKS = "EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"  # what your model repeats
+
 
 def ddp_setup(local_rank, args):
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device)  # first of all: else each process uses GPU 0 too
+        torch.accelerator.set_device_index(device)  # first of all, or each process uses GPU 0 too
     dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None)
     return device
 
@@ -70,7 +72,7 @@ def main(local_rank, args):
 
     torch.manual_seed(0)
     model, mesh = utils.build_model(args.model), dist.init_device_mesh(device.type, (world_size,))
-    if device.type != "cpu":  # BatchNorm over the whole batch; torch has no such layer for CPUs
+    if device.type != "cpu":  # BatchNorm over the whole batch; this layer needs a GPU
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     epochs_done = 0
@@ -83,27 +85,27 @@ def main(local_rank, args):
     epochs_done = torch.tensor(epochs_done, device=device)
     dist.broadcast(epochs_done, src=0)
     weights = model.state_dict()
-    moments = dcp.get_optimizer_state_dict(model, optimizer) if checkpoint else {}
-    for block in model.modules():  # what your model repeats, by the name of its class
-        if type(block).__name__ in ("EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"):
-            fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)  # always: ranks would train apart what is in no unit
+    moments = sharded.get_optimizer_state_dict(model, optimizer) if checkpoint else {}
+    blocks = [part for part in model.modules() if type(part).__name__ in BLOCKS]
+    for part in [*reversed(blocks), model]:  # inner ones first; the model has what is in no block
+        fully_shard(part, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # of the shares
-    whole = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
-    dcp.set_model_state_dict(model, weights, options=whole)
-    if epochs_done:  # a new optimizer has no state, and Adam's would count a step too many
-        dcp.set_optimizer_state_dict(model, optimizer, moments, options=whole)
+    whole = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
+    sharded.set_model_state_dict(model, weights, options=whole)
+    if epochs_done:  # not in a new run, where Adam would begin with step 1 instead of 0
+        sharded.set_optimizer_state_dict(model, optimizer, moments, options=whole)
+    del checkpoint, weights, moments  # else each rank keeps a whole model on its CPU
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # another order each epoch, also after a restart
         torch.manual_seed(epoch * world_size + rank)  # dropout: other masks in each rank and epoch
         loss = train_epoch(model, train_loader, optimizer, device)
-        for buffer in model.buffers():  # BatchNorm's: test what rank 0 will save, not each its own
+        for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
             dist.broadcast(buffer, src=0)
         accuracy = evaluate(model, val_loader, device)
         if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
-            states = dcp.get_state_dict(model, optimizer, options=whole)  # by all, for rank 0
+            states = sharded.get_state_dict(model, optimizer, options=whole)  # collective
         if rank != 0:
             continue  # rank 0 alone prints and saves: no collective in the rest of this loop
         utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)
@@ -111,7 +113,7 @@ def main(local_rank, args):
             utils.save_checkpoint(args, *states, epoch)
 
     dist.destroy_process_group()
-    time.sleep(0.1)  # DTensor's caches keep the group: let gloo's threads drop their last tensor
+    time.sleep(0.1)  # DTensor's caches keep gloo's threads, of which one may abort at exit
 
 
 if __name__ == "__main__":

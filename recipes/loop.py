@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # before the group is made: imported later it would keep it alive
+import torch.distributed.nn  # unused, but imported later it may make Python abort at its exit
 import torch.nn.functional as F
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -18,14 +18,14 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import utils
 
-PATIENCE = 5  # epochs without a better accuracy, after which training stops
+PATIENCE = 10  # epochs without a better accuracy; a cosine gives most of its gain at the end
 
 
 def ddp_setup(local_rank, args):
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device)  # first of all: else each process uses GPU 0 too
+        torch.accelerator.set_device_index(device)  # first of all, or each process uses GPU 0 too
     dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None)
     return device
 
@@ -75,17 +75,18 @@ def main(local_rank, args):
 
     torch.manual_seed(0)
     model = utils.build_model(args.model).to(device)
-    if device.type != "cpu":  # BatchNorm over the whole batch; torch has no such layer for CPUs
+    if device.type != "cpu":  # BatchNorm over the whole batch; this layer needs a GPU
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     decayed = [weight for weight in model.parameters() if weight.dim() > 1]
-    others = [weight for weight in model.parameters() if weight.dim() <= 1]  # of norms, and biases
+    others = [weight for weight in model.parameters() if weight.dim() <= 1]  # norms and biases
     groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, weight_decay=0.05)
     steps = args.total_epochs * len(train_loader)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(  # warm-up, cosine
-        (step + 1) / (0.1 * steps), 0.5 + 0.5 * math.cos(math.pi * step / steps)))
-    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))  # before DDP: plain names
-    best, best_epoch = 0.0, 0
+        (step + 1) / (0.1 * steps), 0.5 + 0.5 * math.cos(math.pi * min(1, step / steps))))
+    average = get_ema_multi_avg_fn(0.99)  # over some 100 steps: 0.999 for long runs
+    ema = AveragedModel(model, multi_avg_fn=average, use_buffers=True)  # before DDP: plain names
+    best, best_epoch = -math.inf, 0
     epochs_done = 0
     checkpoint = [utils.read_checkpoint(args) if rank == 0 else None]
     dist.broadcast_object_list(checkpoint)  # to the other ranks: they may not see the file
@@ -108,7 +109,7 @@ def main(local_rank, args):
         sampler.set_epoch(epoch)  # another order each epoch, also after a restart
         torch.manual_seed(epoch * world_size + rank)  # dropout: other masks in each rank and epoch
         loss = train_epoch(model, train_loader, optimizer, device, schedule, ema)
-        for buffer in ema.buffers():  # BatchNorm's: test what rank 0 will save, not each its own
+        for buffer in ema.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
             dist.broadcast(buffer, src=0)
         accuracy = evaluate(ema.module, val_loader, device)
         if accuracy > best:

@@ -231,6 +231,9 @@ GAN = [("optimizer = ", "other = nn.Linear(1, 1)\nsecond = torch.optim.Adam(othe
               "        second.step()\n")]
 RECURRENT = [(MODEL, "nn.LSTM(4, 8, num_layers=2, dropout=0.5, proj_size=1, batch_first=True)"),
              ("model(x)", "model(x[:, None])[0][:, 0]")]
+ENDLESS = [("import torch\n", "import itertools\nimport torch\nfrom torch.utils.data import RandomSampler\n"),
+           ("in loader:", "in itertools.islice(loader, 6):")]
+ENDLESS_SAMPLER = "sampler=RandomSampler(data, replacement=True, num_samples=10**10)"
 GOOD = {  # what is changed in the first script, and in the converted one
     "adam": [[("SGD(model.parameters(), lr=0.05)", "Adam(model.parameters(), lr=0.01)"), BATCHNORM]] * 2,
     "adamw": [[("SGD(model.parameters(), lr=0.05)", "AdamW(model.parameters(), lr=0.01)"), BATCHNORM]] * 2,
@@ -238,6 +241,8 @@ GOOD = {  # what is changed in the first script, and in the converted one
     "scaler": [SCALER] * 2,
     "lbfgs": [[LBFGS, (STEPS, CLOSURE)], [LBFGS, (STEPS, REDUCED)]],
     "workers": [[("(data, 24", "(data, 24, num_workers=1")], [("24 // world_size", "24 // world_size, num_workers=1")]],
+    "an endless sampler": [[*ENDLESS, ("shuffle=True", ENDLESS_SAMPLER)],
+                           [("24 // world_size, sampler=sampler", f"24, {ENDLESS_SAMPLER}"), PART, *ENDLESS]],
     "accumulation": [of_parts([":8", "8:16", "16:"], True), of_parts([":len(x) // 2", "len(x) // 2:"], False)],
     "two optimizers": [GAN, [*GAN, ("other = nn.Linear(1, 1)", "other = DDP(nn.Linear(1, 1))")]],
     "printed more": [[], [("del model", "print('rank', rank, 'of', world_size, 'is done')\ndel model")]]}

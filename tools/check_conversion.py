@@ -69,7 +69,8 @@ def where_ranks_wait(records):
             if not re.search("/lib/python|/recorder/|^<", file):
                 place = f"waits at {os.path.basename(file)}:{line}{called}"
                 break
-            called = called if function == "wrapper" else f", in {function}"
+            if function not in ("wrapper", "_wrapped_call_impl", "_call_impl"):  # those of each call
+                called = f", in {function}"
         yield f"rank {one.rank}, after {len(one.steps)} steps, {place}"
 
 
@@ -81,8 +82,8 @@ def own_error(stderr):
         found = re.match(r' *File "(.*)", line (\d+)', line)
         if found and not re.search('/lib/python|"<', line):
             place = f"{os.path.basename(found[1])}:{found[2]}"
-        elif re.match(r"[\w.]*(Error|Exception)(: \S|$)", line):
-            return f"{who or 'it'} at {place}: {line[:150]}"
+        elif re.match(r"[\w.]*(Error|Exception)(: \S|$)|.*can't open file", line):
+            return f"{who or 'it'} at {place}: {line[:300]}"
     return ["it says nothing", *(line for line in stderr.splitlines() if line.strip("= "))][-1]
 
 
@@ -364,8 +365,10 @@ def judge(first, again, many):
 
 def main(args):
     first = run(args.before, args)
-    if first.waits or first.status:
-        raise NotJudged(f"{first.name} itself fails: {' '.join(first.waits) or own_error(first.stderr)}")
+    if first.waits:
+        raise NotJudged(f"{first.name} itself takes no step for {args.patience:g} s: {' '.join(first.waits)}")
+    if first.status:
+        raise NotJudged(f"{first.name} itself fails: {own_error(first.stderr)}")
     if not first.ranks:
         raise NotJudged(f"{first.name} takes no optimizer step")
     again = run(args.before, args)

@@ -10,8 +10,8 @@ LINES = {"single_gpu.py": 70, "dp.py": 72, "multigpu_spawn.py": 103, "multigpu_t
 CHANGED = {"single_gpu.py dp.py": 6, "single_gpu.py multigpu_spawn.py": 63, "multigpu_spawn.py multigpu_torchrun.py": 25,
            "multigpu_torchrun.py multinode.py": 16, "multigpu_torchrun.py recipes/accumulate.py": 16,
            "multigpu_torchrun.py recipes/bf16.py": 10, "multigpu_torchrun.py recipes/compile.py": 8,
-           "multigpu_torchrun.py recipes/compress.py": 4, "multigpu_torchrun.py recipes/fsdp.py": 31,
-           "multigpu_torchrun.py recipes/loop.py": 49, "multigpu_torchrun.py recipes/preempt.py": 32,
+           "multigpu_torchrun.py recipes/compress.py": 4, "multigpu_torchrun.py recipes/fsdp.py": 33,
+           "multigpu_torchrun.py recipes/loop.py": 50, "multigpu_torchrun.py recipes/preempt.py": 32,
            "multigpu_torchrun.py recipes/profiler.py": 10}
 
 

@@ -57,13 +57,14 @@ def random_state():
 
 
 def shuffle_as_distributed(sampler):
+    if sampler.replacement or sampler.num_samples != len(sampler.data_source):
+        state["drawn"] = random_state()
+        return shuffle(sampler)  # perhaps without an end
     before = torch.get_rng_state()
     drawn = list(shuffle(sampler))  # what all ranks must agree on where each of them draws it
     torch.set_rng_state(before)  # DistributedSampler takes nothing from it
     if torch.is_grad_enabled():
         state["drawn"] = zlib.crc32(repr(drawn).encode())
-    if sampler.replacement or len(drawn) != len(sampler.data_source):
-        return iter(drawn)
     passes[id(sampler.data_source)].append(None)
     seed = len(passes[id(sampler.data_source)]) - 1
     return iter(torch.randperm(len(drawn), generator=torch.Generator().manual_seed(seed)).tolist())
