@@ -150,7 +150,7 @@ def slurm_host():
         return os.environ["SLURM_LAUNCH_NODE_IPADDR"]
 
 
-def check_run(args, world_size=None, rank=0, inside=False, groups=1):
+def check_run(args, world_size=None, rank=0, inside=False, loop=False):
     """Say on what this trains; or that it cannot, before processes wait for each other."""
     processes = world_size or 1  # None: without a process group
     if args.batch_size % processes:
@@ -162,13 +162,13 @@ def check_run(args, world_size=None, rank=0, inside=False, groups=1):
         stop(f"argument --batch-size: {args.batch_size} exceeds the {samples} training samples", 2)
     if rank != 0:
         return  # rank 0 alone reads, saves and prints
-    check_checkpoint(args, inside, groups)
+    check_checkpoint(args, inside, loop)
     backend = f", backend: {args.backend}" if world_size else ""
     print(f"processes: {processes}, device: {args.device}{backend}, batch: {args.batch_size}, "
           f"per process: {args.batch_size // processes}", flush=True)
 
 
-def check_checkpoint(args, inside, groups):
+def check_checkpoint(args, inside, loop):
     """Say how many epochs are done; or that the file is no good, or its folder takes none."""
     path, checkpoint = args.checkpoint, {"epoch": 0}
     if os.path.exists(path):
@@ -177,9 +177,9 @@ def check_checkpoint(args, inside, groups):
                 raise zipfile.BadZipFile("it is damaged")
             checkpoint, model = read_checkpoint(args), build_model(args.model)
             model.load_state_dict(checkpoint["model"])
-            trained = [len(group["params"]) for group in checkpoint["optimizer"]["param_groups"]]
-            if len(trained) != groups or sum(trained) != len(list(model.parameters())):
-                raise ValueError("its optimizer trains other parameters")
+            trained = sum(len(group["params"]) for group in checkpoint["optimizer"]["param_groups"])
+            if trained != len(list(model.parameters())) or ("ema" in checkpoint) != loop:
+                raise ValueError("its optimizer is another one")
         except Exception as error:
             reason = f"it is cut off, damaged, of another model or no checkpoint ({error!r})"
             if isinstance(error, pickle.UnpicklingError):  # whose words say how to load it even so

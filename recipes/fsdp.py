@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn  # unused, but imported later it may make Python abort at its exit
 import torch.nn.functional as F
-from torch.distributed.checkpoint import state_dict as sharded
+from torch.distributed.checkpoint import state_dict as state
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler, Subset
@@ -85,15 +85,15 @@ def main(local_rank, args):
     epochs_done = torch.tensor(epochs_done, device=device)
     dist.broadcast(epochs_done, src=0)
     weights = model.state_dict()
-    moments = sharded.get_optimizer_state_dict(model, optimizer) if checkpoint else {}
+    moments = state.get_optimizer_state_dict(model, optimizer) if checkpoint else {}
     blocks = [part for part in model.modules() if type(part).__name__ in BLOCKS]
     for part in [*reversed(blocks), model]:  # inner ones first; the model has what is in no block
         fully_shard(part, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # of the shares
-    whole = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
-    sharded.set_model_state_dict(model, weights, options=whole)
+    full = state.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
+    state.set_model_state_dict(model, weights, options=full)
     if epochs_done:  # not in a new run, where Adam would begin with step 1 instead of 0
-        sharded.set_optimizer_state_dict(model, optimizer, moments, options=whole)
+        state.set_optimizer_state_dict(model, optimizer, moments, options=full)
     del checkpoint, weights, moments  # else each rank keeps a whole model on its CPU
 
     for epoch in range(epochs_done, args.total_epochs):
@@ -105,12 +105,12 @@ def main(local_rank, args):
             dist.broadcast(buffer, src=0)
         accuracy = evaluate(model, val_loader, device)
         if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
-            states = sharded.get_state_dict(model, optimizer, options=whole)  # collective
+            saved = state.get_state_dict(model, optimizer, options=full)  # collective
         if rank != 0:
             continue  # rank 0 alone prints and saves: no collective in the rest of this loop
         utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)
         if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
-            utils.save_checkpoint(args, *states, epoch)
+            utils.save_checkpoint(args, *saved, epoch)
 
     dist.destroy_process_group()
     time.sleep(0.1)  # DTensor's caches keep gloo's threads, of which one may abort at exit

@@ -134,5 +134,5 @@ if __name__ == "__main__":
     utils.check_torchrun(__doc__)
     local_rank = int(os.environ["LOCAL_RANK"])
     if local_rank == 0:  # the others wait for it in init_process_group
-        utils.check_run(args, int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]), groups=2)
+        utils.check_run(args, int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]), loop=True)
     main(local_rank, args)

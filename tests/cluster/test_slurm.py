@@ -75,7 +75,8 @@ def test_the_batch_file_starts_a_recipe_with_the_gpus_asked_for_and_warns_where_
 def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at_that_step(slurm, one_device, small):
     """Told in advance that its time runs out, as Slurm does by --signal."""
     batch, = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", (ROOT / "docs/recipes.md").read_text(), flags=re.DOTALL)
-    for wanted, there_is in ((" --cpus-per-task=16 --gpus-per-node=4", ""), ("--nproc_per_node=4", "--nproc_per_node=2"),
+    for wanted, there_is in ((" --gpus-per-node=4", ""), ("--cpus-per-task=16", "--cpus-per-task=2"),
+                             ("--nproc_per_node=4", "--nproc_per_node=2"),
                              ("50 10", f"9 9 --device cpu {' '.join(map(str, small))}")):
         assert wanted in batch
         batch = batch.replace(wanted, there_is)
