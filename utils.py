@@ -1,4 +1,4 @@
-"""What no launch style changes. Imported by a child of multiprocessing, it lets Ctrl-C end that."""
+"""What the launch styles share. Importing it also lets Ctrl-C end a child of multiprocessing."""
 import argparse
 import functools
 import math
@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed import get_default_backend_for_device
 from torch.utils.data import Subset, TensorDataset
 
-if torch.multiprocessing.current_process().name != "MainProcess":  # in that parse_args does it
+if torch.multiprocessing.current_process().name != "MainProcess":  # else parse_args does it
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler waits for collectives
 
 
@@ -169,7 +169,7 @@ def check_run(args, world_size=None, rank=0, inside=False, loop=False):
 
 
 def check_checkpoint(args, inside, loop):
-    """Say how many epochs are done; or that the file is no good, or its folder takes none."""
+    """Say how many epochs are done, or why the file cannot be resumed or its folder written to."""
     path, checkpoint = args.checkpoint, {"epoch": 0}
     if os.path.exists(path):
         try:

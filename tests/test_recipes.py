@@ -255,6 +255,13 @@ def merged(*recipes):
     return together
 
 
+def test_an_ema_under_bfloat16_is_evaluated_by_its_own_weights():
+    """Which lag behind so early: the live model is far better."""
+    averaged = figures(train("recipes/loop.py", 8).stdout)
+    found = figures(train(merged("loop", "bf16").resolve(), 8).stdout)
+    check_close(found, averaged, loss=0.02, accuracy=5)
+
+
 def test_a_profile_of_fsdp_has_what_it_gathers():
     train(merged("profiler", "fsdp").resolve(), 1)
     for rank in (0, 1):

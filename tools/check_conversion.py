@@ -216,7 +216,7 @@ def why(k, one, shares, first, many):
 def compare_training(first, many):
     """The first fault, or None; and how far both agree, and where rounding has driven them apart."""
     strict = max(1000 * first.ranks[0].eps, 1e-9)
-    agree = SimpleNamespace(gradients=0.0, weights=0.0, parted=None, steps=0, idle=[])
+    agree = SimpleNamespace(gradients=0.0, weights=0.0, parted=None, steps=0)
     largest = collections.Counter()
     for k, (one, *shares) in enumerate(zip(*(rank.steps for rank in first.ranks[:1] + many.ranks)), 1):
         if fault := between_ranks(shares, many.ranks):
@@ -253,7 +253,6 @@ def compare_training(first, many):
     if len(many.ranks) > 1 and one["fed"] == share["fed"] and (
             share["loader"] or [""])[0] in ("RandomSampler", "SequentialSampler"):
         return ("each rank goes through all samples", "Two routes"), agree
-    agree.idle = [at for at, norm in largest.items() if norm == 0]
     return None, agree
 
 
@@ -345,17 +344,16 @@ def judge(first, again, many):
     if not faults and agree.parted and agree.steps < 2:
         raise NotJudged("rounding drives both apart after one step: lower the learning rate "
                         "in both, or try --float64")
-    for text, heading in faults:
-        print("NOT THE SAME TRAINING\n" * (text is faults[0][0]) + text, end=". ")
-        print(f'See "{heading}" in docs/your_own_script.md.')
-    if not faults:
+    if faults:
+        print("NOT THE SAME TRAINING")
+        for text, heading in faults:
+            print(f'{text}. See "{heading}" in docs/your_own_script.md.')
+    else:
         rest = (f"from step {agree.parted} on rounding drives them apart: --float64 sees farther"
                 if agree.parted else "printed and saved the same")
         ranks = f"{len(many.ranks)} process{'es' * (len(many.ranks) > 1)}"
         print(f"the same training: {agree.steps} steps with {ranks}, gradients "
               f"within {agree.gradients:.0e}, weights within {agree.weights:.0e}; {rest}")
-        for number in agree.idle:
-            print(f"All gradients of optimizer {number + 1} were 0: what it trains was not checked.")
         last = [rank.steps[-1] for rank in many.ranks]
         if last[0]["dropout"] and len({step["random"] for step in last}) < len(last):
             print('Dropout was 0 here, and would be the same in all ranks. See "Random numbers" in '
