@@ -107,7 +107,7 @@ def run(command, args):
             if args.interrupted:
                 raise NotJudged("interrupted")
             idle = time.time() - max(file.stat().st_mtime for file in records.iterdir())
-            if idle > args.patience and (idle > 60 or any(one.steps for one in read_ranks(records))):
+            if idle > args.patience and (idle > 60 or read_ranks(records)):  # torch may still be imported
                 waits = [*where_ranks_wait(records)] or ["no rank has come so far"]
         end = time.monotonic() + (0 if waits else 10)  # loader workers see late that they are alone
         while (left := [*processes(str(records))]) and time.monotonic() < end:
