@@ -170,7 +170,7 @@ def check_run(args, world_size=None, rank=0, inside=False, loop=False):
 
 def check_checkpoint(args, inside, loop):
     """Say how many epochs are done, or why the file cannot be resumed or its folder written to."""
-    path, checkpoint = args.checkpoint, {"epoch": 0}
+    path, done, checkpoint = args.checkpoint, 0, {}
     if os.path.exists(path):
         try:
             if zipfile.ZipFile(path).testzip():  # torch.load compares no checksums
@@ -180,12 +180,12 @@ def check_checkpoint(args, inside, loop):
             trained = sum(len(group["params"]) for group in checkpoint["optimizer"]["param_groups"])
             if trained != len(list(model.parameters())) or ("ema" in checkpoint) != loop:
                 raise ValueError("its optimizer is another one")
+            done = checkpoint["epoch"].__index__()  # an error where it is no whole number
         except Exception as error:
             reason = f"it is cut off, damaged, of another model or no checkpoint ({error!r})"
             if isinstance(error, pickle.UnpicklingError):  # whose words say how to load it even so
                 reason = "it holds more than tensors and plain values"
             stop(f"{path} cannot be resumed and is left as it was: {reason}", 1)
-    done = checkpoint["epoch"]
     if "total" in checkpoint and not inside:
         stop(f"{path} was saved inside epoch {done + 1}, where only recipes.preempt goes on", 1)
     if done or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":  # then 0 is worth a word

@@ -33,7 +33,7 @@ class Hostile:
         return open, ("executed", "w")
 
 
-@pytest.mark.parametrize("what", ["foreign", "hostile", "cut", "text", "list", "flipped"])
+@pytest.mark.parametrize("what", ["foreign", "hostile", "cut", "text", "list", "flipped", "epoch"])
 def test_a_file_that_is_no_checkpoint_of_this_model_ends_the_run_in_one_line(what):
     path = Path("run.pt")
     foreign = {"model": torch.nn.Linear(2, 2).state_dict(), "optimizer": {"state": {}, "param_groups": []}, "epoch": 1}
@@ -48,6 +48,10 @@ def test_a_file_that_is_no_checkpoint_of_this_model_ends_the_run_in_one_line(wha
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
+    elif what == "epoch":
+        path.unlink()
+        train("single_gpu.py", 1, "--checkpoint", path)
+        torch.save(load(path) | {"epoch": "1"}, path)
     content = path.read_bytes()
     for script, processes in (("single_gpu.py", 1), ("multigpu_spawn.py", 2), ("multigpu_torchrun.py", 1)):
         job = train(script, 2, "--checkpoint", path, processes=processes, status=1)
