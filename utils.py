@@ -1,15 +1,14 @@
 """What the launch styles share. Importing it also lets Ctrl-C end a child of multiprocessing."""
 import argparse
 import functools
-import math
 import os
 import pathlib
-import pickle
 import re
 import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 
@@ -23,7 +22,6 @@ if torch.multiprocessing.current_process().name != "MainProcess":  # else parse_
 
 
 def stop(message, status):
-    """End this process with one line on stderr."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(5)  # all processes see it, one should say it: the launcher then ends the others
     print(f"{os.path.basename(sys.argv[0])}: {' '.join(message.split())[:500]}", file=sys.stderr)
@@ -56,7 +54,6 @@ def synthetic():
 
 @functools.cache  # check_run asks for it, then main
 def load_data(name, data_dir):
-    """Training set and held-out set: 3x32x32 images of ten classes, downloaded where missing."""
     if name == "synthetic":
         return synthetic()
     from torchvision import datasets
@@ -71,6 +68,11 @@ def load_data(name, data_dir):
         stop(f"--dataset {name} was neither read from {data_dir} nor downloaded to it: {error}", 1)
 
 
+def end_with_parent(worker):  # loader workers outlive a killed parent, under Python 3.14 for ever
+    parent = torch.multiprocessing.parent_process()
+    threading.Thread(target=lambda: os._exit(parent.join() or 1), daemon=True).start()
+
+
 def count(text, least=1):
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
@@ -78,16 +80,15 @@ def count(text, least=1):
 
 
 def rate(text):
-    if not 0 < float(text) < math.inf:
+    if not 0 < float(text) < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return float(text)
 
 
 def parse_args(doc, spawn=False):
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a process even where it waits in C++
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    usable = accelerator and accelerator.type != "mps"  # a Mac's has no collectives
-    devices = [accelerator.type, "cpu"] if usable else ["cpu"]
+    found = str(torch.accelerator.current_accelerator(check_available=True))
+    devices = ["cpu"] if found in ("None", "mps") else [found, "cpu"]  # mps has no collectives
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.error = functools.partial(stop, status=2)  # one line, without the usage
@@ -154,9 +155,8 @@ def check_run(args, world_size=None, rank=0, inside=False, loop=False):
     """Say on what this trains; or that it cannot, before processes wait for each other."""
     processes = world_size or 1  # None: without a process group
     if args.batch_size % processes:
-        fits = math.ceil(args.batch_size / processes) * processes
         stop(f"argument --batch-size: {args.batch_size} does not divide by {processes} processes, "
-             f"as {fits} would", 2)
+             f"as {args.batch_size + processes - args.batch_size % processes} would", 2)
     samples = len(load_data(args.dataset, args.data_dir)[0])
     if args.batch_size > samples:
         stop(f"argument --batch-size: {args.batch_size} exceeds the {samples} training samples", 2)
@@ -183,7 +183,7 @@ def check_checkpoint(args, inside, loop):
             done = checkpoint["epoch"].__index__()  # an error where it is no whole number
         except Exception as error:
             reason = f"it is cut off, damaged, of another model or no checkpoint ({error!r})"
-            if isinstance(error, pickle.UnpicklingError):  # whose words say how to load it even so
+            if "weights_only" in str(error):  # torch's words, which say how to load it even so
                 reason = "it holds more than tensors and plain values"
             stop(f"{path} cannot be resumed and is left as it was: {reason}", 1)
     if "total" in checkpoint and not inside:

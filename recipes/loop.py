@@ -69,7 +69,8 @@ def main(local_rank, args):
     sampler = DistributedSampler(train_set, drop_last=True)
     options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
                    generator=torch.Generator().manual_seed(rank),
-                   persistent_workers=args.workers > 0, pin_memory=device.type != "cpu")
+                   persistent_workers=args.workers > 0, pin_memory=device.type != "cpu",
+                   worker_init_fn=utils.end_with_parent)
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
     val_loader = DataLoader(val_set, **options)
 

@@ -86,7 +86,7 @@ class Job:
                 for rank in re.findall("\0LOCAL_RANK=([0-9]+)", environment)}
 
     def wait_until_gone(self, only=None):
-        """All of it, or only this process: on a quiet machine loader workers take five seconds, all others fewer."""
+        """All of it, or only this process: a second or two on a quiet machine."""
         end = time.monotonic() + 60
         while pids := [pid for pid in self.processes() if only in (None, pid)]:
             assert time.monotonic() < end, f"left behind: {pids}\n{self.stdout}{self.stderr}"

@@ -11,11 +11,13 @@ import pytest
 import torch
 from launch import RESTARTS, ROOT, Job, after, figures, first, hold, load, run, start, train
 
+AS_PYTHON_3_14_DOES = "import multiprocessing\nmultiprocessing.set_start_method('forkserver')\n"  # loader workers
+
 
 def test_a_killed_worker_costs_no_bit_under_torchrun_with_restarts():
     not_yet = "os.environ['TORCHELASTIC_RESTART_COUNT'] != '0' or saves.append(0) or len(saves) < 5"
-    job = start("multigpu_torchrun.py", 12, 2, torchrun=["--max-restarts=3"], **RESTARTS,
-                before="saves = []\n" + hold("os.replace", unless=not_yet))  # it does not end before that kill
+    job = start("multigpu_torchrun.py", 12, 2, "--workers", 1, torchrun=["--max-restarts=3"], **RESTARTS,
+                before=AS_PYTHON_3_14_DOES + "saves = []\n" + hold("os.replace", unless=not_yet))  # it does not end before
     epoch, rank, delay = random.randint(1, 4), random.randint(0, 1), random.random() / 2
     job.wait_for(f"epoch  {epoch}/12")
     time.sleep(delay)  # anywhere in an epoch, or in the saving of a checkpoint
@@ -39,14 +41,14 @@ def test_an_exception_in_one_rank_ends_all_and_is_shown(script):
 @pytest.mark.parametrize("script, workers, whom, what, line", [
     ("single_gpu.py", 1, "all", signal.SIGINT, " 1/1000"),
     ("single_gpu.py", 0, "starter", signal.SIGTERM, " 1/1000"),
-    ("single_gpu.py", 1, "starter", signal.SIGKILL, " 1/1000"),
+    ("single_gpu.py", 2, "starter", signal.SIGKILL, " 1/1000"),
     ("multigpu_spawn.py", 1, "starter", signal.SIGINT, " 1/1000"),
     ("multigpu_spawn.py", 0, "starter", signal.SIGTERM, " 1/1000"),
     ("multigpu_spawn.py", 0, "starter", signal.SIGKILL, " 1/1000"),
     ("multigpu_torchrun.py", 0, "all", signal.SIGINT, " 1/1000"),
     ("multigpu_torchrun.py", 1, "starter", signal.SIGTERM, "processes")])
 def test_a_signal_ends_every_process(script, workers, whom, what, line):
-    job = start(script, 1000, "--workers", workers)
+    job = start(script, 1000, "--workers", workers, before=AS_PYTHON_3_14_DOES if workers == 2 else "")
     job.wait_for(line)
     (os.killpg if whom == "all" else os.kill)(job.process.pid, what)
     assert job.wait() != 0
