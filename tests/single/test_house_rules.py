@@ -5,7 +5,7 @@ import re
 import pytest
 from launch import RECIPES, ROOT, SCRIPTS
 
-LINES = {"single_gpu.py": 70, "dp.py": 72, "multigpu_spawn.py": 103, "multigpu_torchrun.py": 106, "multinode.py": 114,
+LINES = {"single_gpu.py": 71, "dp.py": 73, "multigpu_spawn.py": 104, "multigpu_torchrun.py": 107, "multinode.py": 115,
          "utils.py": 232}
 CHANGED = {"single_gpu.py dp.py": 6, "single_gpu.py multigpu_spawn.py": 63, "multigpu_spawn.py multigpu_torchrun.py": 25,
            "multigpu_torchrun.py multinode.py": 16, "multigpu_torchrun.py recipes/accumulate.py": 16,
