@@ -5,9 +5,9 @@ import re
 import pytest
 from launch import RECIPES, ROOT, SCRIPTS
 
-LINES = {"single_gpu.py": 71, "dp.py": 73, "multigpu_spawn.py": 104, "multigpu_torchrun.py": 107, "multinode.py": 115,
+LINES = {"single_gpu.py": 71, "dp.py": 73, "multigpu_spawn.py": 105, "multigpu_torchrun.py": 108, "multinode.py": 116,
          "utils.py": 232}
-CHANGED = {"single_gpu.py dp.py": 6, "single_gpu.py multigpu_spawn.py": 63, "multigpu_spawn.py multigpu_torchrun.py": 25,
+CHANGED = {"single_gpu.py dp.py": 6, "single_gpu.py multigpu_spawn.py": 64, "multigpu_spawn.py multigpu_torchrun.py": 25,
            "multigpu_torchrun.py multinode.py": 16, "multigpu_torchrun.py recipes/accumulate.py": 16,
            "multigpu_torchrun.py recipes/bf16.py": 10, "multigpu_torchrun.py recipes/compile.py": 8,
            "multigpu_torchrun.py recipes/compress.py": 4, "multigpu_torchrun.py recipes/fsdp.py": 33,
