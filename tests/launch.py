@@ -204,7 +204,7 @@ def train(script, *arguments, processes=2, device="cpu", before="", status=0, cw
         finally:
             for process in ranks:
                 process.kill()
-            stdout, stderr = (Path(output, stream).read_text() for stream in "12")
+            stdout, stderr = (re.sub(r"(?m)^\[Gloo].*\n", "", Path(output, stream).read_text()) for stream in "12")
             print(stdout, stderr)  # which pytest shows where a test has failed
     assert [process.exitcode for process in ranks] == [status] * len(ranks)
     return SimpleNamespace(stdout=stdout, stderr=stderr)

@@ -244,7 +244,8 @@ GOOD = {  # what is changed in the first script, and in the converted one
     "an endless sampler": [[*ENDLESS, ("shuffle=True", ENDLESS_SAMPLER)],
                            [("24 // world_size, sampler=sampler", f"24, {ENDLESS_SAMPLER}"), PART, *ENDLESS]],
     "accumulation": [of_parts([":8", "8:16", "16:"], True), of_parts([":len(x) // 2", "len(x) // 2:"], False)],
-    "two optimizers": [GAN, [*GAN, ("other = nn.Linear(1, 1)", "other = DDP(nn.Linear(1, 1))")]],
+    "two optimizers": [GAN, [*GAN, ("other = nn.Linear(1, 1)", "other = DDP(nn.Linear(1, 1))"),
+                             ("del model", "del model, other")]],
     "printed more": [[], [("del model", "print('rank', rank, 'of', world_size, 'is done')\ndel model")]]}
 PAIRS = {"waves": ["--epochs", "2", "--batch-size", "48"],
          "language_model": ["--epochs", "5"],  # after the third its learning rate falls

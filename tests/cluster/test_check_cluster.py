@@ -130,14 +130,14 @@ def test_what_looks_slow_is_measured_again_before_it_is_said(hosts):
 @pytest.mark.parametrize("leads", [False, True])
 def test_a_process_that_stops_in_the_middle_is_named_and_nobody_waits_for_it(leads, hosts):
     """Also where it is the one that asks: then the others say that nothing is heard of it."""
-    jobs = start(hosts, "--wait=20", PET_NPROC_PER_NODE="2")
+    jobs = start(hosts, "--wait=40", PET_NPROC_PER_NODE="2")
     jobs[0].wait_for("good: 4 processes")
     os.kill(jobs[0].process.pid if leads else jobs[1].workers()[1], signal.SIGSTOP)
     if leads:
         assert jobs[1].wait() == 1
         assert f"{hosts[1].name}: nothing is heard of the machine of the rendezvous, {hosts[0].name}:29400" in jobs[1].stderr
     else:
-        end(jobs, 1, f"NOT GOOD: rank 3 on {hosts[1].name} said nothing for 20 s")  # its starter is rid of it too
+        end(jobs, 1, f"NOT GOOD: rank 3 on {hosts[1].name} said nothing for 40 s")  # its starter is rid of it too
 
 
 def test_srun_starts_it_too_and_a_task_that_does_not_come_is_missed(slurm):
@@ -145,7 +145,7 @@ def test_srun_starts_it_too_and_a_task_that_does_not_come_is_missed(slurm):
     check = ["python", CHECK, "--device=cpu"]
     printed = slurm(*step, *check)
     assert "good: 4 processes, 2 machines" in printed and printed.splitlines()[-1] == "5. Fine."
-    missed = slurm.run(*step, "sh", "-c", '[ $SLURM_NODEID = 0 ] || exec sleep 600; exec "$@"', "-", *check, "--wait=10")
+    missed = slurm.run(*step, "sh", "-c", '[ $SLURM_NODEID = 0 ] || exec sleep 600; exec "$@"', "-", *check, "--wait=30")
     assert missed.returncode != 0
-    said = f"1 of 2 machines, 2 of 4 processes, did not come within 10 s; here: {slurm.hosts[0].name}. "
+    said = f"1 of 2 machines, 2 of 4 processes, did not come within 30 s; here: {slurm.hosts[0].name}. "
     assert said in missed.stdout
