@@ -87,5 +87,5 @@ if rank == 0:
     for row in model.module.decode(torch.randn(1, 4, device=device))[0]:
         print("".join(" .:+*#"[int(6 * value)] for value in row))
 
-del model  # or torch 2.11 may hang
+del model  # it holds the group, whose threads must end before Python does
 dist.destroy_process_group()

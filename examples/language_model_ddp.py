@@ -96,5 +96,5 @@ test_loss = evaluate(test_data)
 if rank == 0:
     print(f"test loss {test_loss:.4f}")
 
-del model  # or torch 2.11 may hang
+del model  # it holds the group, whose threads must end before Python does
 dist.destroy_process_group()

@@ -84,7 +84,7 @@ def main(args):
     if rank == 0:
         print(f"{tokens} digits | mean loss {total / tokens:.4f}")
         torch.save(model.module.state_dict(), args.save)
-    del model  # or torch 2.11 may hang
+    del model  # it holds the process group
     dist.destroy_process_group()
 
 

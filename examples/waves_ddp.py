@@ -87,5 +87,5 @@ for epoch in range(first_epoch, args.epochs):
                 "epoch": epoch + 1}, f"{args.checkpoint}.tmp")
     os.replace(f"{args.checkpoint}.tmp", args.checkpoint)
 
-del model  # or torch 2.11 may hang
+del model  # it holds the group, whose threads must end before Python does
 dist.destroy_process_group()

@@ -127,7 +127,7 @@ def main(local_rank, args):
                                   schedule=schedule.state_dict(), ema=ema.state_dict(),
                                   best=(best, best_epoch))
 
-    del model  # or torch 2.11 may hang
+    del model  # it holds the process group
     dist.destroy_process_group()
 
 

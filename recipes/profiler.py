@@ -101,7 +101,7 @@ def main(local_rank, args):
             utils.save_checkpoint(args, model.module.state_dict(), optimizer.state_dict(), epoch)
 
     profiler.stop()
-    del model  # or torch 2.11 may hang
+    del model  # it holds the process group
     dist.destroy_process_group()
 
 

@@ -16,8 +16,9 @@ AS_PYTHON_3_14_DOES = "import multiprocessing\nmultiprocessing.set_start_method(
 
 def test_a_killed_worker_costs_no_bit_under_torchrun_with_restarts():
     not_yet = "os.environ['TORCHELASTIC_RESTART_COUNT'] != '0' or saves.append(0) or len(saves) < 5"
+    held = "saves = []\n" + hold("os.replace", unless=not_yet)  # it does not end before that kill
     job = start("multigpu_torchrun.py", 12, 2, "--workers", 1, torchrun=["--max-restarts=3"], **RESTARTS,
-                before=AS_PYTHON_3_14_DOES + "saves = []\n" + hold("os.replace", unless=not_yet))  # it does not end before
+                before=AS_PYTHON_3_14_DOES + held)
     epoch, rank, delay = random.randint(1, 4), random.randint(0, 1), random.random() / 2
     job.wait_for(f"epoch  {epoch}/12")
     time.sleep(delay)  # anywhere in an epoch, or in the saving of a checkpoint
@@ -41,16 +42,23 @@ def test_an_exception_in_one_rank_ends_all_and_is_shown(script):
 @pytest.mark.parametrize("script, workers, whom, what, line", [
     ("single_gpu.py", 1, "all", signal.SIGINT, " 1/1000"),
     ("single_gpu.py", 0, "starter", signal.SIGTERM, " 1/1000"),
-    ("single_gpu.py", 2, "starter", signal.SIGKILL, " 1/1000"),
+    ("single_gpu.py", 1, "starter", signal.SIGKILL, " 1/1000"),
     ("multigpu_spawn.py", 1, "starter", signal.SIGINT, " 1/1000"),
     ("multigpu_spawn.py", 0, "starter", signal.SIGTERM, " 1/1000"),
     ("multigpu_spawn.py", 0, "starter", signal.SIGKILL, " 1/1000"),
     ("multigpu_torchrun.py", 0, "all", signal.SIGINT, " 1/1000"),
     ("multigpu_torchrun.py", 1, "starter", signal.SIGTERM, "processes")])
 def test_a_signal_ends_every_process(script, workers, whom, what, line):
-    job = start(script, 1000, "--workers", workers, before=AS_PYTHON_3_14_DOES if workers == 2 else "")
+    job = start(script, 1000, "--workers", workers)
     job.wait_for(line)
     (os.killpg if whom == "all" else os.kill)(job.process.pid, what)
+    assert job.wait() != 0
+
+
+def test_loader_workers_end_with_a_killed_process_also_where_a_server_forks_them():
+    job = start("single_gpu.py", 1000, "--workers", 2, before=AS_PYTHON_3_14_DOES)
+    job.wait_for(" 1/1000")
+    job.process.kill()
     assert job.wait() != 0
 
 
