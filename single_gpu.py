@@ -38,9 +38,7 @@ def main(args):
     train_set, val_set = utils.load_data(args.dataset, args.data_dir)
     sampler = RandomSampler(train_set, generator=torch.Generator())
     options = dict(batch_size=args.batch_size, num_workers=args.workers,
-                   generator=torch.Generator().manual_seed(0),
-                   persistent_workers=args.workers > 0, pin_memory=device.type != "cpu",
-                   worker_init_fn=utils.end_with_parent)
+                   pin_memory=device.type != "cpu", worker_init_fn=utils.end_with_parent)
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
     val_loader = DataLoader(val_set, **options)
 
@@ -53,6 +51,7 @@ def main(args):
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
+    del checkpoint  # else each process keeps a second copy of model and optimizer
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()

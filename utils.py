@@ -1,6 +1,7 @@
-"""What the launch styles share. Importing it also lets Ctrl-C end a child of multiprocessing."""
+"""What no launch style changes: model, data, command line, checks, checkpoint, printed line."""
 import argparse
 import functools
+import operator
 import os
 import pathlib
 import re
@@ -17,11 +18,9 @@ from torch import nn
 from torch.distributed import get_default_backend_for_device
 from torch.utils.data import Subset, TensorDataset
 
-if torch.multiprocessing.current_process().name != "MainProcess":  # else parse_args does it
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler waits for collectives
-
 
 def stop(message, status):
+    """End this process with one line."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(5)  # all processes see it, one should say it: the launcher then ends the others
     print(f"{os.path.basename(sys.argv[0])}: {' '.join(message.split())[:500]}", file=sys.stderr)
@@ -68,9 +67,12 @@ def load_data(name, data_dir):
         stop(f"--dataset {name} was neither read from {data_dir} nor downloaded to it: {error}", 1)
 
 
-def end_with_parent(worker):  # loader workers outlive a killed parent, under Python 3.14 for ever
-    parent = torch.multiprocessing.parent_process()
-    threading.Thread(target=lambda: os._exit(parent.join() or 1), daemon=True).start()
+def end_with_parent(worker):
+    """For each loader worker: it would outlive a killed parent, under Python 3.14 for ever."""
+    def wait_for_parent():
+        torch.multiprocessing.parent_process().join()
+        os._exit(1)
+    threading.Thread(target=wait_for_parent, daemon=True).start()
 
 
 def count(text, least=1):
@@ -85,25 +87,36 @@ def rate(text):
     return float(text)
 
 
+def find_devices():
+    """The accelerator, if torch has collectives for it (a Mac's mps has none), and the CPU."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None or found.type == "mps":
+        return ["cpu"]
+    return [found.type, "cpu"]
+
+
+def end_at_ctrl_c():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler waits for collectives
+
+
 def parse_args(doc, spawn=False):
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a process even where it waits in C++
-    found = str(torch.accelerator.current_accelerator(check_available=True))
-    devices = ["cpu"] if found in ("None", "mps") else [found, "cpu"]  # mps has no collectives
+    end_at_ctrl_c()
+    devices = find_devices()
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.error = functools.partial(stop, status=2)  # one line, without the usage
     add, whole = parser.add_argument, functools.partial(count, least=0)
     add("total_epochs", type=count, nargs="?", default=50, help="with those of an earlier run")
     add("save_every", type=count, nargs="?", default=10, help="epochs; also saved after the last")
-    add("--batch-size", "--batch_size", type=count, default=480, help="samples over all devices")
-    add("--lr", type=rate, default=0.009, help="learning rate, also of a resumed run")
+    add("--batch-size", "--batch_size", type=count, default=960, help="samples over all devices")
+    add("--lr", type=rate, default=0.018, help="learning rate of a new run")
     add("--dataset", choices=["synthetic", "FashionMNIST", "MNIST", "CIFAR10"], default="synthetic")
     add("--data-dir", default="data", help="where a real dataset lies, or is downloaded to")
     add("--model", default="cnn", choices=[
         "cnn", "resnet18", "resnet50", "mobilenet_v3_small", "convnext_tiny", "vgg11", "vit"])
     add("--workers", type=whole, default=0, help="loader processes per process and loader")
     add("--device", choices=devices, default=devices[0])
-    add("--backend", choices=[*map(get_default_backend_for_device, devices)],
+    add("--backend", choices=[get_default_backend_for_device(device) for device in devices],
         default=argparse.SUPPRESS, help="default: the device's; with gloo processes may share it")
     add("--checkpoint", default=pathlib.Path(sys.argv[0]).stem + ".pt", help="resumed if it exists")
     add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # from torch.distributed.launch
@@ -112,25 +125,34 @@ def parse_args(doc, spawn=False):
         add("-g", "--gpus", type=count, default=argparse.SUPPRESS, help="processes: 1 a GPU, or 2")
         add("-nr", "--node-rank", type=whole, default=0, help="which of the machines this is")
     args = parser.parse_args()
-    args.backend = getattr(args, "backend", get_default_backend_for_device(args.device))
+    if "backend" not in args:
+        args.backend = get_default_backend_for_device(args.device)
     gpus = torch.accelerator.device_count() if args.device != "cpu" else 0
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if spawn:
-        processes = args.gpus = getattr(args, "gpus", gpus or 2)
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // args.gpus)))
-        args.master_addr = os.environ.get("MASTER_ADDR") if args.nodes > 1 else "127.0.0.1"
-        args.master_port = os.environ.get("MASTER_PORT", "") if args.nodes > 1 else "0"  # any free
-        if not args.master_addr or not args.master_port.isdecimal():
-            parser.error("argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT, "
-                         "the first one's address and a free port on it, in their environment")
-        args.master_port = int(args.master_port)
-        if args.node_rank >= args.nodes:
-            parser.error(f"argument -nr/--node-rank: {args.node_rank} is not below -n {args.nodes}")
+        plan_spawn(args, gpus)
+        processes = args.gpus
     if args.backend != "gloo" and processes > gpus:
         parser.error(f"argument {'-g/--gpus' if spawn else '--backend'}: {args.backend} needs a "
                      f"GPU for each process, with --device {args.device} there are {gpus} for "
                      f"{processes}: use --backend gloo, or fewer")
     return args
+
+
+def plan_spawn(args, gpus):
+    """Settle how many processes multigpu_spawn.py starts, their threads, and where they meet."""
+    if "gpus" not in args:
+        args.gpus = gpus or 2
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // args.gpus)))
+    if args.node_rank >= args.nodes:
+        stop(f"argument -nr/--node-rank: {args.node_rank} is not below -n {args.nodes}", 2)
+    args.master_addr, args.master_port = "127.0.0.1", 0  # any free port
+    if args.nodes > 1:
+        args.master_addr, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+        if not args.master_addr or not port.isdecimal():
+            stop("argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT, the "
+                 "first one's address and a free port on it, in their environment", 2)
+        args.master_port = int(port)
 
 
 def check_torchrun(doc):
@@ -151,47 +173,63 @@ def slurm_host():
         return os.environ["SLURM_LAUNCH_NODE_IPADDR"]
 
 
-def check_run(args, world_size=None, rank=0, inside=False, loop=False):
+def check_run(args, world_size=None, rank=0, kind=(None,)):
     """Say on what this trains; or that it cannot, before processes wait for each other."""
     processes = world_size or 1  # None: without a process group
-    if args.batch_size % processes:
-        stop(f"argument --batch-size: {args.batch_size} does not divide by {processes} processes, "
-             f"as {args.batch_size + processes - args.batch_size % processes} would", 2)
-    samples = len(load_data(args.dataset, args.data_dir)[0])
-    if args.batch_size > samples:
-        stop(f"argument --batch-size: {args.batch_size} exceeds the {samples} training samples", 2)
+    check_batch_size(args, processes)
     if rank != 0:
         return  # rank 0 alone reads, saves and prints
-    check_checkpoint(args, inside, loop)
+    check_checkpoint(args, kind)
+    check_folder(args)
     backend = f", backend: {args.backend}" if world_size else ""
     print(f"processes: {processes}, device: {args.device}{backend}, batch: {args.batch_size}, "
           f"per process: {args.batch_size // processes}", flush=True)
 
 
-def check_checkpoint(args, inside, loop):
-    """Say how many epochs are done, or why the file cannot be resumed or its folder written to."""
-    path, done, checkpoint = args.checkpoint, 0, {}
+def check_batch_size(args, processes):
+    size, left = args.batch_size, args.batch_size % processes
+    if left:
+        stop(f"argument --batch-size: {size} is not divisible by {processes} processes, "
+             f"{size + processes - left} is", 2)
+    samples = len(load_data(args.dataset, args.data_dir)[0])
+    if size > samples:
+        stop(f"argument --batch-size: {size} exceeds the {samples} training samples", 2)
+
+
+def check_checkpoint(args, kind):
+    """Say how many epochs are done, or why the file cannot be resumed."""
+    path, done, note = args.checkpoint, 0, ""
     if os.path.exists(path):
         try:
-            if zipfile.ZipFile(path).testzip():  # torch.load compares no checksums
-                raise zipfile.BadZipFile("it is damaged")
-            checkpoint, model = read_checkpoint(args), build_model(args.model)
-            model.load_state_dict(checkpoint["model"])
-            trained = sum(len(group["params"]) for group in checkpoint["optimizer"]["param_groups"])
-            if trained != len(list(model.parameters())) or ("ema" in checkpoint) != loop:
-                raise ValueError("its optimizer is another one")
-            done = checkpoint["epoch"].__index__()  # an error where it is no whole number
+            done, rates = examine_checkpoint(args, kind)
         except Exception as error:
             reason = f"it is cut off, damaged, of another model or no checkpoint ({error!r})"
             if "weights_only" in str(error):  # torch's words, which say how to load it even so
                 reason = "it holds more than tensors and plain values"
             stop(f"{path} cannot be resumed and is left as it was: {reason}", 1)
-    if "total" in checkpoint and not inside:
-        stop(f"{path} was saved inside epoch {done + 1}, where only recipes.preempt goes on", 1)
+        if done >= args.total_epochs:
+            note = "; to start afresh, delete it or change --checkpoint"
+        elif rates != {args.lr}:
+            saved = ", ".join(f"{rate:g}" for rate in sorted(rates))
+            note = f"; the learning rate goes on as saved, {saved}, not as --lr {args.lr:g}"
     if done or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":  # then 0 is worth a word
-        hint = "; to start afresh, delete it or change --checkpoint" * (done >= args.total_epochs)
-        print(f"{path}: {done} of {args.total_epochs} epochs are done{hint}", flush=True)
-    folder = os.path.dirname(os.path.realpath(path))
+        print(f"{path}: {done} of {args.total_epochs} epochs are done{note}", flush=True)
+
+
+def examine_checkpoint(args, kind):
+    """The epochs done and the learning rates; an error where this script cannot go on from them."""
+    if zipfile.ZipFile(args.checkpoint).testzip():  # torch.load compares no checksums
+        raise zipfile.BadZipFile("it is damaged")
+    checkpoint = read_checkpoint(args)
+    if checkpoint.get("kind") not in kind:
+        raise ValueError(f"only {checkpoint.get('kind', 'another script')} can go on from it")
+    build_model(args.model).load_state_dict(checkpoint["model"])
+    rates = {group["lr"] for group in checkpoint["optimizer"]["param_groups"]}
+    return operator.index(checkpoint["epoch"]), rates
+
+
+def check_folder(args):
+    folder = os.path.dirname(os.path.realpath(args.checkpoint))
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
@@ -199,12 +237,9 @@ def check_checkpoint(args, inside, loop):
 
 
 def read_checkpoint(args):
-    """What was saved, with this run's learning rate, on the CPU; None where nothing was."""
+    """What was saved, on the CPU; None where nothing was."""
     if os.path.exists(args.checkpoint):
-        checkpoint = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
-        for group in checkpoint["optimizer"]["param_groups"]:
-            group["lr"] = group["lr"] if "initial_lr" in group else args.lr  # a schedule's stays
-        return checkpoint
+        return torch.load(args.checkpoint, map_location="cpu", weights_only=True)
 
 
 def save_checkpoint(args, model, optimizer, epoch, **more):

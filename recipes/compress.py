@@ -18,6 +18,7 @@ import utils
 
 
 def ddp_setup(local_rank, args):
+    utils.end_at_ctrl_c()  # also where it waits in a collective
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
@@ -61,9 +62,7 @@ def main(local_rank, args):
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
     sampler = DistributedSampler(train_set, drop_last=True)
     options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
-                   generator=torch.Generator().manual_seed(rank),
-                   persistent_workers=args.workers > 0, pin_memory=device.type != "cpu",
-                   worker_init_fn=utils.end_with_parent)
+                   pin_memory=device.type != "cpu", worker_init_fn=utils.end_with_parent)
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
     val_loader = DataLoader(val_set, **options)
 
@@ -80,6 +79,7 @@ def main(local_rank, args):
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
+    del checkpoint  # else each process keeps a second copy of model and optimizer
     model = DDP(model, gradient_as_bucket_view=True)
     model.register_comm_hook(None, bf16_compress_hook)  # rounded to bfloat16 for the all-reduce
 

@@ -20,6 +20,7 @@ BLOCKS = "EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"  # what your mode
 
 
 def ddp_setup(local_rank, args):
+    utils.end_at_ctrl_c()  # also where it waits in a collective
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
@@ -65,9 +66,7 @@ def main(local_rank, args):
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
     sampler = DistributedSampler(train_set, drop_last=True)
     options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
-                   generator=torch.Generator().manual_seed(rank),
-                   persistent_workers=args.workers > 0, pin_memory=device.type != "cpu",
-                   worker_init_fn=utils.end_with_parent)
+                   pin_memory=device.type != "cpu", worker_init_fn=utils.end_with_parent)
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
     val_loader = DataLoader(val_set, **options)
 
@@ -83,10 +82,11 @@ def main(local_rank, args):
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
+    del checkpoint  # else each process keeps a second copy of model and optimizer
+    weights = model.state_dict()
+    moments = state.get_optimizer_state_dict(model, optimizer) if epochs_done else {}
     epochs_done = torch.tensor(epochs_done, device=device)
     dist.broadcast(epochs_done, src=0)
-    weights = model.state_dict()
-    moments = state.get_optimizer_state_dict(model, optimizer) if checkpoint else {}
     blocks = [part for part in model.modules() if type(part).__name__ in BLOCKS]
     for part in [*reversed(blocks), model]:  # inner ones first; the model has what is in no block
         fully_shard(part, mesh=mesh)
@@ -95,7 +95,7 @@ def main(local_rank, args):
     state.set_model_state_dict(model, weights, options=full)
     if epochs_done:  # not in a new run, where Adam would begin with step 1 instead of 0
         state.set_optimizer_state_dict(model, optimizer, moments, options=full)
-    del checkpoint, weights, moments  # else each rank keeps a whole model on its CPU
+    del weights, moments  # else each rank keeps a whole model on its CPU
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()

@@ -22,6 +22,7 @@ PATIENCE = 10  # epochs without a better accuracy; a cosine gives most of its ga
 
 
 def ddp_setup(local_rank, args):
+    utils.end_at_ctrl_c()  # also where it waits in a collective
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
@@ -68,9 +69,7 @@ def main(local_rank, args):
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
     sampler = DistributedSampler(train_set, drop_last=True)
     options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
-                   generator=torch.Generator().manual_seed(rank),
-                   persistent_workers=args.workers > 0, pin_memory=device.type != "cpu",
-                   worker_init_fn=utils.end_with_parent)
+                   pin_memory=device.type != "cpu", worker_init_fn=utils.end_with_parent)
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
     val_loader = DataLoader(val_set, **options)
 
@@ -99,6 +98,7 @@ def main(local_rank, args):
         ema.load_state_dict(checkpoint["ema"])
         best, best_epoch = checkpoint["best"]
         epochs_done = checkpoint["epoch"]
+    del checkpoint  # else each process keeps a second copy of model and optimizer
     model = DDP(model, gradient_as_bucket_view=True)
 
     for epoch in range(epochs_done, args.total_epochs):
@@ -125,7 +125,7 @@ def main(local_rank, args):
                 or epoch == best_epoch + PATIENCE):
             utils.save_checkpoint(args, model.module.state_dict(), optimizer.state_dict(), epoch,
                                   schedule=schedule.state_dict(), ema=ema.state_dict(),
-                                  best=(best, best_epoch))
+                                  best=(best, best_epoch), kind="recipes.loop")
 
     del model  # it holds the process group
     dist.destroy_process_group()
@@ -136,5 +136,6 @@ if __name__ == "__main__":
     utils.check_torchrun(__doc__)
     local_rank = int(os.environ["LOCAL_RANK"])
     if local_rank == 0:  # the others wait for it in init_process_group
-        utils.check_run(args, int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]), loop=True)
+        utils.check_run(args, int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]),
+                        kind=["recipes.loop"])
     main(local_rank, args)

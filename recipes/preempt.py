@@ -21,6 +21,7 @@ import utils
 
 
 def ddp_setup(local_rank, args):
+    utils.end_at_ctrl_c()  # also where it waits in a collective
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
@@ -68,9 +69,7 @@ def main(local_rank, args):
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
     sampler = DistributedSampler(train_set, drop_last=True)
     options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
-                   generator=torch.Generator().manual_seed(rank),
-                   persistent_workers=args.workers > 0, pin_memory=device.type != "cpu",
-                   worker_init_fn=utils.end_with_parent)
+                   pin_memory=device.type != "cpu", worker_init_fn=utils.end_with_parent)
     order = []  # this rank's samples that are left of the epoch
     train_loader = DataLoader(train_set, sampler=order, drop_last=True, **options)
     val_loader = DataLoader(val_set, **options)
@@ -88,21 +87,23 @@ def main(local_rank, args):
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
+    begun = (checkpoint or {}).get("total", [0, 0])  # loss, samples of an epoch begun before
+    del checkpoint  # else each process keeps a second copy of model and optimizer
     model = DDP(model, gradient_as_bucket_view=True)
     stop, control = torch.zeros(1), dist.new_group(backend="gloo")  # CPU: no wait for the device
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # another order each epoch, also after a restart
-        total = (checkpoint or {}).pop("total", [0, 0])  # loss, samples of an epoch begun before
-        total = torch.tensor(total, dtype=torch.float64, device=device) / world_size
+        total = torch.tensor(begun, dtype=torch.float64, device=device) / world_size
+        begun = [0, 0]
         order[:] = list(sampler)[int(total[1]):]
         torch.manual_seed((epoch * world_size + rank) * len(sampler) + int(total[1]))
         loss = train_epoch(model, train_loader, optimizer, device, total, stop, control)
         if stop:
             if rank == 0:
                 utils.save_checkpoint(args, model.module.state_dict(), optimizer.state_dict(),
-                                      epoch - 1, total=total.tolist())
+                                      epoch - 1, total=total.tolist(), kind="recipes.preempt")
             break
         for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
             dist.broadcast(buffer, src=0)
@@ -122,5 +123,6 @@ if __name__ == "__main__":
     utils.check_torchrun(__doc__)
     local_rank = int(os.environ["LOCAL_RANK"])
     if local_rank == 0:  # the others wait for it in init_process_group
-        utils.check_run(args, int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]), inside=True)
+        utils.check_run(args, int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]),
+                        kind=[None, "recipes.preempt"])
     main(local_rank, args)
