@@ -27,6 +27,7 @@ RECIPES = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "recipes").glob
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where the order of a sum hardly matters
+AS_PYTHON_3_14_DOES = "import multiprocessing\nmultiprocessing.set_start_method('forkserver')\n"  # loader workers
 PACKAGES = {"ip": "iproute2", "nft": "nftables", "munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd",
             "srun": "slurm-client", "chromium": "chromium", "g++": "g++"}  # Debian's, by a command that each brings
 NOT_COPIED = shutil.ignore_patterns(".*", "data", "tests", "__pycache__", "*.pt")  # with a copy of the project
