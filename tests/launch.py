@@ -4,6 +4,7 @@ import functools
 import gc
 import multiprocessing
 import os
+import random
 import re
 import runpy
 import shutil
@@ -32,7 +33,6 @@ IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where t
 AS_PYTHON_3_14_DOES = "import multiprocessing\nmultiprocessing.set_start_method('forkserver')\n"  # loader workers
 PACKAGES = {"ip": "iproute2", "nft": "nftables", "munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd",
             "srun": "slurm-client", "chromium": "chromium", "g++": "g++"}  # Debian's, by a command that each brings
-NOT_COPIED = shutil.ignore_patterns(".*", "data", "tests", "__pycache__", "*.pt")  # with a copy of the project
 started = []  # all jobs of a test
 
 
@@ -40,6 +40,21 @@ def needs(*commands):
     """Skip what cannot run without these; conftest.py says at the end what to install."""
     if missing := [PACKAGES[command] for command in commands if not shutil.which(command)]:
         pytest.skip(f"for want of {', '.join(missing)}")
+
+
+def by_chance():
+    """Random numbers for a test. Where it fails pytest shows the line that repeats them."""
+    seed = os.environ.get("SEED") or str(random.randrange(10**6))
+    print(f"SEED={seed} draws the same random numbers again")
+    return random.Random(seed)
+
+
+def copy_project(folder):
+    """The project, without what else lies in the checkout."""
+    for part in ("docs", "examples", "recipes", "tools"):
+        shutil.copytree(ROOT / part, folder / part)
+    for file in [*ROOT.glob("*.py"), *ROOT.glob("*.md")]:
+        shutil.copy(file, folder)
 
 
 class Job:

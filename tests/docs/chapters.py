@@ -3,7 +3,7 @@ import re
 
 from launch import ROOT
 
-CHAPTERS = {file: file.read_text() for file in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]}
+CHAPTERS = {file: file.read_text() for file in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]}
 
 
 def blocks(language):

@@ -1,12 +1,11 @@
 """tools/render.py keeps the diffs in the chapters those of the files, and each reason under its own hunk."""
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from launch import NOT_COPIED, ROOT
+from launch import ROOT, copy_project
 
 
 def test_diffs_are_those_of_the_files():
@@ -20,7 +19,7 @@ def test_diffs_are_those_of_the_files():
     ("docs/diffs.md", "(?s)(dp.py 3 -->\n).*?(<!-- end)", r"\1+another\n\2", "hunk 3 of single_gpu.py -> dp.py is not what")],
     ids=["a line changed", "a hunk more", "another hunk"])
 def test_render_says_what_is_behind_and_puts_no_other_hunk_over_a_reason(files, old, new, says):
-    shutil.copytree(ROOT, "copy", ignore=NOT_COPIED)
+    copy_project(Path("copy"))
     for file in Path("copy").rglob(files):
         file.write_text(re.sub(old, new, file.read_text()))
     done = subprocess.run([sys.executable, "copy/tools/render.py", "--check"], capture_output=True, text=True)
