@@ -114,6 +114,7 @@ def main(local_rank, args):
         if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
             utils.save_checkpoint(args, model.module.state_dict(), optimizer.state_dict(), epoch)
 
+    del control
     del model  # it holds the process group
     dist.destroy_process_group()
 

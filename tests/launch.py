@@ -1,8 +1,10 @@
 """Starts the scripts as a user does (start, run), or forks their ranks (train)."""
 import contextlib
 import functools
+import gc
 import multiprocessing
 import os
+import random
 import re
 import runpy
 import shutil
@@ -19,6 +21,7 @@ import pytest
 import torch
 import torch.distributed
 import torch.multiprocessing
+from torch.distributed.device_mesh import DeviceMesh
 
 ROOT = Path(__file__).resolve().parent.parent
 BY_TORCHRUN = ["multigpu_torchrun.py", "multinode.py"]
@@ -27,9 +30,9 @@ RECIPES = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "recipes").glob
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where the order of a sum hardly matters
+AS_PYTHON_3_14_DOES = "import multiprocessing\nmultiprocessing.set_start_method('forkserver')\n"  # loader workers
 PACKAGES = {"ip": "iproute2", "nft": "nftables", "munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd",
             "srun": "slurm-client", "chromium": "chromium", "g++": "g++"}  # Debian's, by a command that each brings
-NOT_COPIED = shutil.ignore_patterns(".*", "data", "tests", "__pycache__", "*.pt")  # with a copy of the project
 started = []  # all jobs of a test
 
 
@@ -37,6 +40,21 @@ def needs(*commands):
     """Skip what cannot run without these; conftest.py says at the end what to install."""
     if missing := [PACKAGES[command] for command in commands if not shutil.which(command)]:
         pytest.skip(f"for want of {', '.join(missing)}")
+
+
+def by_chance():
+    """Random numbers for a test. Where it fails pytest shows the line that repeats them."""
+    seed = os.environ.get("SEED") or str(random.randrange(10**6))
+    print(f"SEED={seed} draws the same random numbers again")
+    return random.Random(seed)
+
+
+def copy_project(folder):
+    """The project, without what else lies in the checkout."""
+    for part in ("docs", "examples", "recipes", "tools"):
+        shutil.copytree(ROOT / part, folder / part)
+    for file in [*ROOT.glob("*.py"), *ROOT.glob("*.md")]:
+        shutil.copy(file, folder)
 
 
 class Job:
@@ -158,6 +176,8 @@ forks.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.nn",
 def check_gone(destroy=lambda: None):
     """Nothing may hold the process group then, DDP least of all: torch 2.11 hangs where DDP is the last to drop it."""
     destroy()
+    if any(type(each) is DeviceMesh for each in gc.get_objects()):
+        return  # it holds the group, and DTensor's caches hold it: torch 2.14 and 2.15 have no supported call to empty them
     threads = [thread.read_text() for thread in Path("/proc/self/task").glob("*/comm")]
     assert "gloo" not in "".join(threads), "gloo's threads are still there"
 
@@ -172,14 +192,12 @@ def be_rank(rank, script, arguments, cwd, output, environment, before):
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # of loader workers; what is forked here has another default
     torch.multiprocessing.spawn = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
-    if not script.endswith(("fsdp.py", "preempt.py")):  # DTensor's caches hold a group, and a variable does
-        torch.distributed.destroy_process_group = functools.partial(check_gone, torch.distributed.destroy_process_group)
+    torch.distributed.destroy_process_group = functools.partial(check_gone, torch.distributed.destroy_process_group)
     exec(before, {})
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(ROOT))
     runpy.run_path(str(ROOT / script), run_name="__main__")
-    if not script.endswith("fsdp.py"):
-        check_gone()
+    check_gone()
 
 
 def train(script, *arguments, processes=2, device="cpu", before="", status=0, cwd=".", **environment):

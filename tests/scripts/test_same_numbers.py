@@ -2,7 +2,7 @@
 from pathlib import Path
 
 import torch
-from launch import IN_FLOAT64, after, check_equal, figures, load, train
+from launch import IN_FLOAT64, after, check_close, check_equal, figures, load, train
 
 
 def check_same_weights(ways, *arguments):
@@ -58,3 +58,10 @@ def test_all_ranks_evaluate_with_the_statistics_that_are_saved(fashion_mnist):
     train("multigpu_torchrun.py", 1, "--model", "resnet18", "--batch-size", 60, *fashion_mnist(240, 20), before=statistics)
     one, other = Path("log.0").read_text(), Path("log.1").read_text()
     assert one == other and "[0." in one
+
+
+def test_fifty_epochs_print_the_same_losses_and_accuracies_with_one_process_and_two():
+    one, two = (figures(train(script, 50, 10).stdout) for script in ("single_gpu.py", "multigpu_torchrun.py"))
+    assert list(one) == list(two) == list(range(1, 51))
+    assert one[1][1] < 20 and one[5][1] < 60 and one[50][1] > 95  # it learns, and not at once
+    check_close(two, one)

@@ -1,14 +1,13 @@
 """tools/check_cluster.py on two hosts and under Slurm, where nothing is wrong and where one thing is."""
 import os
 import re
-import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from launch import NOT_COPIED, ROOT, TORCHRUN, after, first, needs
+from launch import ROOT, TORCHRUN, after, copy_project, first, needs
 
 CHECK = ROOT / "tools/check_cluster.py"
 PARTS = ["1. Who is here", "2. What differs", "3. Who reaches whom", "4. How fast", "5. "]
@@ -70,7 +69,7 @@ def test_what_differs_on_a_machine_is_named_with_the_processes_that_have_it_and_
     """Another number of threads, version of a script, clock and all-reduce on one of two; started as static."""
     a, b = hosts
     other = folder / "other"
-    shutil.copytree(ROOT, other, ignore=NOT_COPIED)
+    copy_project(other)
     with open(other / "multinode.py", "a") as file:
         file.write("# mine\n")
     line = ["--nnodes=2", f"--master_addr={a.address}", "--master_port=29500", "--device=cpu"]

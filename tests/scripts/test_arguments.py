@@ -1,4 +1,4 @@
-"""A bad argument ends the run in one line that names it, before anything is written. A dataset is fetched once."""
+"""An argument does what it says, or the run ends in one line that names it, before anything is written."""
 import gzip
 import hashlib
 import re
@@ -87,3 +87,9 @@ torchvision.datasets.FashionMNIST.resources = {[*sums.items()]}
 """)
     assert list(figures(job.stdout)) == [1]
     assert sorted(re.findall(r'"GET /(\S+) ', site.stderr)) == sorted([*sums] * 2)  # first where an address leads
+
+
+@pytest.mark.parametrize("model", ["resnet50", "convnext_tiny", "vgg11"])
+def test_the_models_without_a_test_of_their_own_train_too(model, fashion_mnist):
+    job = train("multigpu_torchrun.py", 1, "--model", model, "--batch-size", 8, *fashion_mnist(16, 8), processes=1)
+    assert 0 < figures(job.stdout)[1][0] < 10 and "saved" in job.stdout

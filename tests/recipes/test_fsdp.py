@@ -1,0 +1,30 @@
+"""recipes/fsdp.py: each rank holds its share, and a file is like any other script's."""
+from pathlib import Path
+
+import pytest
+from launch import IN_FLOAT64, after, check_equal, figures, load, run, train
+
+# Bytes that an optimizer step works on. Gradients of one block share a store.
+LOGS_BYTES = after("torch.optim.SGD.step", """sum({
+    store.data_ptr(): store.nbytes() for share, state in given[0].state.items()
+    for tensor in (share, share.grad, state["momentum_buffer"]) if hasattr(tensor, "to_local")
+    for store in [tensor.to_local().untyped_storage()]}.values())""")
+
+
+def test_each_rank_holds_its_share_of_weights_gradients_and_momentum():
+    """255 and 254 held-out samples in batches of 254: rank 0 has a batch more, whose forward rank 1 must attend."""
+    train("recipes/fsdp.py", 1, "--model", "resnet18", "--batch-size", 508, before=LOGS_BYTES)
+    whole = 3 * sum(weight.nbytes for name, weight in load("fsdp.pt")["model"].items()
+                    if "running" not in name and "num_batches" not in name)
+    for log in ("log.0", "log.1"):
+        assert int(Path(log).read_text().split()[-1]) == pytest.approx(whole / 2, rel=0.01)
+
+
+def test_fsdp_and_single_gpu_go_on_from_each_other_as_if_one_had_trained_alone(small):
+    whole = figures(train("single_gpu.py", 3, *small, before=IN_FLOAT64).stdout)
+    printed = {}
+    for epochs, script in enumerate(("recipes/fsdp.py", "single_gpu.py", "recipes/fsdp.py"), start=1):
+        printed |= figures(train(script, epochs, "--checkpoint", "run.pt", *small, before=IN_FLOAT64).stdout)
+    assert printed == whole
+    check_equal("run.pt", "single_gpu.pt")
+    run("recipes/fsdp.py", 4, "--checkpoint", "run.pt")  # and it ends well as it is started

@@ -1,0 +1,42 @@
+"""recipes/loop.py: a whole training loop is the same with any number of processes, keeps its best model and stops."""
+import re
+import shutil
+from pathlib import Path
+
+import torch
+from launch import IN_FLOAT64, after, check_equal, figures, load, train
+
+KEEPS_EACH_SAVE = after("os.replace", "__import__('shutil').copy(given[1], f'{given[1]}.{time.monotonic_ns()}')")
+
+
+def test_the_loop_is_the_same_training_with_any_number_of_processes_and_when_it_is_resumed(small):
+    options = 4, 1, *small, "--model", "vit", "--lr", 0.002
+    whole = train("recipes/loop.py", *options, processes=1, before=IN_FLOAT64 + KEEPS_EACH_SAVE)
+    saved = sorted(Path().glob("loop.pt.[0-9]*"))
+    for processes in (2, 3):
+        shutil.copy(saved[1], "resumed.pt")
+        for file, done in (("more.pt", 0), ("resumed.pt", 2)):
+            job = train("recipes/loop.py", *options, "--checkpoint", file, processes=processes, before=IN_FLOAT64)
+            assert figures(job.stdout) == {epoch: seen for epoch, seen in figures(whole.stdout).items() if epoch > done}
+            check_equal(file, "loop.pt")
+            ours, others = load(file), load("loop.pt")
+            assert (ours["best"], ours["schedule"]) == (others["best"], others["schedule"])
+            torch.testing.assert_close(ours["ema"], others["ema"], rtol=1e-9, atol=1e-12)
+            Path(file).unlink()
+        check_equal("more.pt.best", "loop.pt.best")
+    decayed, plain = load("loop.pt")["optimizer"]["param_groups"]
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.05, 0) and decayed["lr"] == plain["lr"] == 0
+    assert not any(name.startswith("module.") for name in load("loop.pt.best")["model"])
+
+
+def test_the_loop_keeps_its_best_model_and_stops_in_all_ranks_where_nothing_gets_better(small):
+    options = 50, 50, *small, "--lr", 1e-9
+    stopped = train("recipes/loop.py", *options)
+    best = max(figures(stopped.stdout), key=lambda epoch: (figures(stopped.stdout)[epoch][1], -epoch))
+    assert f"saved loop.pt.best after epoch {best}\n" in stopped.stdout and len(figures(stopped.stdout)) == best + 10
+    assert stopped.stdout.endswith(f"saved loop.pt after epoch {best + 10}\nstopped: no better accuracy since epoch {best}\n")
+    assert train("recipes/loop.py", *options).stdout.endswith(f"stopped: no better accuracy since epoch {best}\n")
+    train("multigpu_torchrun.py", 1, *small)
+    for script, other in (("single_gpu.py", "loop.pt"), ("recipes/loop.py", "multigpu_torchrun.pt")):
+        refused = train(script, *options, "--checkpoint", other, status=1, processes=1)
+        assert re.search(f": {other} cannot be resumed .*its optimizer is another one", refused.stderr)

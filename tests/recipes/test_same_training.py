@@ -1,0 +1,44 @@
+"""A recipe is the same training as its base, or in its precision nearly so."""
+from pathlib import Path
+
+import pytest
+from launch import IN_FLOAT64, ROOT, TORCHRUN, Job, check_close, check_equal, figures, train
+
+SGD = "torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)"
+ADAMW = "torch.optim.AdamW(model.parameters(), lr=args.lr)"
+
+
+def with_optimizer(script, optimizer):
+    """A copy in which the line is another one, as a user would write it."""
+    copy = Path("copies", Path(script).name)
+    copy.parent.mkdir(exist_ok=True)
+    copy.write_text((ROOT / script).read_text().replace(SGD, optimizer))
+    return copy.resolve()
+
+
+SMALL_WITH_BATCHNORM = """
+import torchvision
+torchvision.models._api.BUILTIN_MODELS["resnet18"] = torchvision.models.shufflenet_v2_x0_5
+"""
+
+
+@pytest.mark.parametrize("model", ["cnn", "vit", "resnet18"])
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["SGD", "AdamW"])
+def test_recipes_are_the_same_training_with_any_optimizer_and_model_also_when_they_are_resumed(optimizer, model, fashion_mnist):
+    options = "--model", model, *fashion_mnist(96, 21), "--batch-size", 48, "--lr", 0.001
+    sharp = IN_FLOAT64 + SMALL_WITH_BATCHNORM
+    whole = figures(train(with_optimizer("multigpu_torchrun.py", optimizer), 2, *options, before=sharp).stdout)
+    for recipe in ("accumulate", "fsdp", "preempt", "profiler", "bf16", "compress"):
+        script, rounds = with_optimizer(f"recipes/{recipe}.py", optimizer), recipe in ("bf16", "compress")
+        before = SMALL_WITH_BATCHNORM if rounds else sharp
+        printed = figures("".join(train(script, epochs, *options, before=before).stdout for epochs in (1, 2)))
+        if rounds:
+            check_close(printed, whole, loss=0.1, accuracy=100)
+        else:
+            assert printed == whole, recipe
+            check_equal(f"{recipe}.pt", "multigpu_torchrun.pt")
+
+
+def test_a_recipe_may_be_started_by_its_path():
+    job = Job([*TORCHRUN, "--standalone", "--nproc_per_node=2", ROOT / "recipes/compress.py", 1, "--device", "cpu"])
+    assert job.wait() == 0 and "saved compress.pt after epoch 1" in job.stdout, job.stderr
