@@ -28,6 +28,7 @@ BY_TORCHRUN = ["multigpu_torchrun.py", "multinode.py"]
 SCRIPTS = ["single_gpu.py", "dp.py", "multigpu_spawn.py", *BY_TORCHRUN]
 RECIPES = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "recipes").glob("*.py"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+SGD = "torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)"  # the scripts' line
 RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where the order of a sum hardly matters
 AS_PYTHON_3_14_DOES = "import multiprocessing\nmultiprocessing.set_start_method('forkserver')\n"  # loader workers
@@ -203,8 +204,8 @@ def be_rank(rank, script, arguments, cwd, output, environment, before):
 def train(script, *arguments, processes=2, device="cpu", before="", status=0, cwd=".", **environment):
     """Like run, but ranks are forked from a process that has torch, which takes seconds to start. 0 processes: no launcher."""
     arguments += ("--device", device) if device else ()
-    arguments += ("-g", processes) if script == "multigpu_spawn.py" and processes else ()
-    if script in ("single_gpu.py", "dp.py", "multigpu_spawn.py"):
+    arguments += ("-g", processes) if Path(script).name == "multigpu_spawn.py" and processes else ()
+    if Path(script).name in ("single_gpu.py", "dp.py", "multigpu_spawn.py"):
         processes = 0
     if processes:
         store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun has one
@@ -226,6 +227,14 @@ def train(script, *arguments, processes=2, device="cpu", before="", status=0, cw
             print(stdout, stderr)  # which pytest shows where a test has failed
     assert [process.exitcode for process in ranks] == [status] * len(ranks)
     return SimpleNamespace(stdout=stdout, stderr=stderr)
+
+
+def with_optimizer(script, optimizer):
+    """A copy in which that line is another one, as a user would write it."""
+    copy = Path("copies", Path(script).name)
+    copy.parent.mkdir(exist_ok=True)
+    copy.write_text((ROOT / script).read_text().replace(SGD, optimizer))
+    return copy.resolve()
 
 
 def figures(text):

@@ -140,7 +140,7 @@ def main():
         "each GPU, or where there is none on the CPU's cores (default: 1, 2, 4, … and all)")
     add("--model", default="cnn")
     add("--dataset", default="synthetic")
-    add("--batch-size", type=utils.count, default=480, help="samples a step over all devices")
+    add("--batch-size", type=utils.count, default=960, help="samples a step over all devices")
     add("--epochs", type=utils.count, default=200 if gpus else 12,
         help=f"of a run; {WARM_UP} of them warm up")
     add("--rounds", type=utils.count, default=3, help="of all the runs")

@@ -37,6 +37,7 @@ def test_the_loop_keeps_its_best_model_and_stops_in_all_ranks_where_nothing_gets
     assert stopped.stdout.endswith(f"saved loop.pt after epoch {best + 10}\nstopped: no better accuracy since epoch {best}\n")
     assert train("recipes/loop.py", *options).stdout.endswith(f"stopped: no better accuracy since epoch {best}\n")
     train("multigpu_torchrun.py", 1, *small)
-    for script, other in (("single_gpu.py", "loop.pt"), ("recipes/loop.py", "multigpu_torchrun.pt")):
+    for script, other, only in (("single_gpu.py", "loop.pt", "recipes.loop"),
+                                ("recipes/loop.py", "multigpu_torchrun.pt", "another script")):
         refused = train(script, *options, "--checkpoint", other, status=1, processes=1)
-        assert re.search(f": {other} cannot be resumed .*its optimizer is another one", refused.stderr)
+        assert re.search(f": {other} cannot be resumed .*only {only} can go on from it", refused.stderr)

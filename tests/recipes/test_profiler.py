@@ -7,7 +7,7 @@ from observe import spans
 
 
 def test_each_rank_leaves_a_trace_of_three_steps_with_what_they_computed_and_sent():
-    train("recipes/profiler.py", 1, "--checkpoint", "run.pt")
+    train("recipes/profiler.py", 2, "--checkpoint", "run.pt")
     assert sorted(map(str, Path().glob("*.json"))) == ["run.pt.rank0.json", "run.pt.rank1.json"]
     for rank in (0, 1):
         trace = json.loads(Path(f"run.pt.rank{rank}.json").read_text())

@@ -1,19 +1,9 @@
 """A recipe is the same training as its base, or in its precision nearly so."""
-from pathlib import Path
 
 import pytest
-from launch import IN_FLOAT64, ROOT, TORCHRUN, Job, check_close, check_equal, figures, train
+from launch import IN_FLOAT64, ROOT, SGD, TORCHRUN, Job, check_close, check_equal, figures, train, with_optimizer
 
-SGD = "torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)"
 ADAMW = "torch.optim.AdamW(model.parameters(), lr=args.lr)"
-
-
-def with_optimizer(script, optimizer):
-    """A copy in which the line is another one, as a user would write it."""
-    copy = Path("copies", Path(script).name)
-    copy.parent.mkdir(exist_ok=True)
-    copy.write_text((ROOT / script).read_text().replace(SGD, optimizer))
-    return copy.resolve()
 
 
 SMALL_WITH_BATCHNORM = """

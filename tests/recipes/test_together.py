@@ -53,7 +53,7 @@ def test_accumulation_bfloat16_compilation_and_a_profile_go_together():
     check_close(figures(job.stdout), figures(train("multigpu_torchrun.py", 3).stdout), loss=5e-3, accuracy=100)
     assert formats(f"{together.stem}.pt") == formats("multigpu_torchrun.pt")
     forward = re.search(r"Forward graph.*?return", job.stderr, re.DOTALL)[0]
-    assert '"f32[30, 3, 32, 32]' in forward and '"bf16[30, 10]' in forward  # 30 of the 240 samples, in bfloat16
+    assert '"f32[30, 3, 32, 32]' in forward and '"bf16[30, 10]' in forward  # 30 of the 480 samples, in bfloat16
     trace = json.loads(Path(f"{together.stem}.pt.rank1.json").read_text())
-    assert len(spans(trace, "DistributedDataParallel.forward")) == 3 * 8
+    assert len(spans(trace, "DistributedDataParallel.forward")) == 3 * 16
     assert len(spans(trace, "gloo:all_reduce")) == 3

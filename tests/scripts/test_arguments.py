@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch import BY_TORCHRUN, RECIPES, Job, figures, run, train
+from launch import BY_TORCHRUN, RECIPES, ROOT, Job, figures, run, train
 
 BAD = {  # script and arguments; what the line says
     "single_gpu.py many": "argument total_epochs: 'many' is not a whole number of at least 1",
@@ -15,7 +15,7 @@ BAD = {  # script and arguments; what the line says
     "single_gpu.py --batch-size 0": "argument --batch-size",
     "single_gpu.py --batch-size 3841": "argument --batch-size: 3841 exceeds the 3840 training samples",
     "multigpu_spawn.py --batch_size 241 -g 2 --device cpu":
-        "argument --batch-size: 241 does not divide by 2 processes, as 242 would",
+        "argument --batch-size: 241 is not divisible by 2 processes, 242 is",
     "single_gpu.py --lr 0": "argument --lr: '0' is not a number above 0",
     "single_gpu.py --lr nan": "argument --lr",
     "single_gpu.py --dataset ImageNet": "argument --dataset: invalid choice: 'ImageNet' (choose from",
@@ -43,7 +43,16 @@ def test_a_bad_argument_ends_the_run_in_one_line_and_writes_nothing(command, fol
 
 def test_what_all_ranks_see_one_says():
     job = run("multigpu_torchrun.py", "--batch-size", 241, status=1)
-    assert job.stderr.count("argument --batch-size: 241 does not divide by 2 processes, as 242 would") == 1
+    assert job.stderr.count("argument --batch-size: 241 is not divisible by 2 processes, 242 is") == 1
+
+
+def test_the_default_batch_is_one_for_eight_machines_of_eight_and_for_most_other_clusters():
+    """The check alone, as rank 0 makes it: 64 processes would take this machine's memory."""
+    checks = "import utils\nargs = utils.parse_args('')\nfor count in {}:\n    utils.check_run(args, count)\n"
+    counts = [*range(1, 7), 8, 10, 12, 15, 16, 20, 24, 30, 32, 40, 48, 60, 64, 80, 96, 120, 160]
+    job = Job([sys.executable, "-c", checks.format(counts)], PYTHONPATH=str(ROOT))
+    assert job.wait() == 0, job.stderr
+    assert "processes: 64, device: " in job.stdout and "batch: 960, per process: 15\n" in job.stdout
 
 
 def test_more_processes_than_gpus_are_refused_unless_they_may_share_them():

@@ -1,10 +1,11 @@
-"""A run whose processes are killed is restarted, and goes on to the same weights."""
+"""A run whose processes are killed goes on to the same weights."""
 import os
 import signal
 import time
 
+import pytest
 import torch
-from launch import AS_PYTHON_3_14_DOES, RESTARTS, by_chance, figures, hold, load, start, train
+from launch import AS_PYTHON_3_14_DOES, RESTARTS, after, by_chance, figures, hold, load, start, train
 
 
 def test_a_killed_worker_costs_no_bit_under_torchrun_with_restarts():
@@ -22,3 +23,27 @@ def test_a_killed_worker_costs_no_bit_under_torchrun_with_restarts():
     assert figures(job.stdout) == figures(undisturbed.stdout)
     torch.testing.assert_close(load("multigpu_torchrun.pt"), load("undisturbed.pt"), rtol=0, atol=0)
     assert "--max-restarts will hardly recover" not in job.stderr
+
+
+AUGMENTED = """
+import random
+import numpy, torch, torchvision
+plain = torchvision.datasets.MNIST.__getitem__
+def augmented(self, index):
+    assert torch.utils.data.get_worker_info()
+    image, label = plain(self, index)
+    return image + random.gauss() + numpy.random.normal() + torch.randn(image.shape), label
+torchvision.datasets.MNIST.__getitem__ = augmented
+"""
+KILLED = "steps = []\n" + after("torch.optim.SGD.step", "steps.append(0) or len(steps) == 25 and os.kill(os.getpid(), 9)")
+
+
+@pytest.mark.parametrize("script", ["single_gpu.py", "multigpu_torchrun.py"])
+def test_augmentation_in_a_loader_worker_is_the_same_after_a_kill(script, small):
+    options = 4, 2, "--workers", 1, *small
+    unbroken = train(script, *options, "--checkpoint", "unbroken.pt", before=AUGMENTED)
+    killed = train(script, *options, "--checkpoint", "run.pt", before=AUGMENTED + KILLED, status=-signal.SIGKILL)
+    resumed = train(script, *options, "--checkpoint", "run.pt", before=AUGMENTED)
+    assert [*figures(killed.stdout)] == [1, 2] and [*figures(resumed.stdout)] == [3, 4]
+    assert figures(killed.stdout) | figures(resumed.stdout) == figures(unbroken.stdout)
+    torch.testing.assert_close(load("run.pt"), load("unbroken.pt"), rtol=0, atol=0)

@@ -1,31 +1,38 @@
-"""What is saved can be continued by any script; what is not of them is refused and left as it was."""
+"""What is saved can be continued by any script, as it was; what is not of them is refused and left as it was."""
 from pathlib import Path
 
 import pytest
 import torch
-from launch import IN_FLOAT64, SCRIPTS, figures, load, train
+from launch import IN_FLOAT64, SCRIPTS, SGD, figures, load, train, with_optimizer
+
+TWO_RATES = """torch.optim.SGD([{"params": model[:-1].parameters(), "lr": args.lr / 2},
+                                 {"params": model[-1].parameters()}], lr=args.lr, momentum=0.9)"""
+FROZEN = "torch.optim.SGD(model.requires_grad_(False)[-1].requires_grad_().parameters(), lr=args.lr)"  # all but the last layer
 
 
-def test_each_script_goes_on_where_another_stopped(small):
-    def leg(script, epochs, path="relay.pt", lr=0.009):
-        return train(script, epochs, "--checkpoint", path, "--lr", lr, *small, before=IN_FLOAT64).stdout
+@pytest.mark.parametrize("optimizer, rates", [(SGD, [0.009]), (TWO_RATES, [0.0045, 0.009]), (FROZEN, [0.009])],
+                         ids=["one rate", "two rates", "frozen layers"])
+def test_each_script_goes_on_where_another_stopped_with_the_rates_of_the_file(optimizer, rates, small):
+    def leg(script, epochs, lr, path="relay.pt"):
+        copy = with_optimizer(script, optimizer)
+        return train(copy, epochs, "--checkpoint", path, "--lr", lr, *small, before=IN_FLOAT64).stdout
 
-    unbroken, printed = leg("single_gpu.py", 6, "unbroken.pt"), {}
-    for epochs, script in enumerate([*SCRIPTS, "single_gpu.py"], start=1):
-        said = leg(script, epochs)
-        assert epochs == 1 or f"relay.pt: {epochs - 1} of {epochs} epochs are done" in said
+    unbroken, printed = leg("single_gpu.py", 6, 0.009, "unbroken.pt"), figures(leg("single_gpu.py", 1, 0.009))
+    for epochs, script in enumerate(SCRIPTS, start=2):
+        said = leg(script, epochs, 0.5)
+        saved = ", ".join(map(str, rates))
+        assert (f"relay.pt: {epochs - 1} of {epochs} epochs are done; the learning rate goes on as saved, {saved}, "
+                "not as --lr 0.5\n") in said
         printed |= figures(said)
     assert printed == figures(unbroken)
     one, other = load("unbroken.pt"), load("relay.pt")
     assert one["epoch"] == other["epoch"] == 6
     torch.testing.assert_close(other["model"], one["model"], rtol=1e-9, atol=1e-9)
+    assert [group["lr"] for group in other["optimizer"]["param_groups"]] == rates
 
     before = Path("relay.pt").read_bytes()
-    assert "relay.pt: 6 of 3 epochs are done; to start afresh, delete it or change" in leg("dp.py", 3, lr=0.001)
-    assert Path("relay.pt").read_bytes() == before
-    leg("single_gpu.py", 7, lr=0.001)
-    assert load("relay.pt")["optimizer"]["param_groups"][0]["lr"] == 0.001  # not the file's
-    assert not list(Path().glob("*.tmp"))
+    assert "relay.pt: 6 of 3 epochs are done; to start afresh, delete it or change" in leg("dp.py", 3, 0.009)
+    assert Path("relay.pt").read_bytes() == before and not list(Path().glob("*.tmp"))
 
 
 class Hostile:
@@ -60,12 +67,18 @@ def test_a_file_that_is_no_checkpoint_of_this_model_ends_the_run_in_one_line(wha
     assert not Path("executed").exists()
 
 
-def test_the_learning_rate_of_the_command_line_counts_in_all_groups_of_the_optimizer(small):
-    groups = """import torch
-init = torch.optim.SGD.__init__
-torch.optim.SGD.__init__ = lambda self, params, **options: init(self, [{"params": [one]} for one in params], **options)
+def test_each_process_holds_what_it_resumed_from_once():
+    """What was read is let go of before training."""
+    counts = """
+import gc, torch
+step = torch.optim.SGD.step
+def counted(*given, **options):
+    torch.optim.SGD.step = step
+    held = [one for one in gc.get_objects() if isinstance(one, dict) and {"model", "optimizer", "epoch"} <= {*map(str, one)}]
+    assert not held
+    return step(*given, **options)
+torch.optim.SGD.step = counted
 """
-    for epochs, rate in ((1, 0.003), (2, 0.001)):
-        train("multigpu_torchrun.py", epochs, "--lr", rate, "--checkpoint", "run.pt", *small, before=groups)
-    rates = [group["lr"] for group in load("run.pt")["optimizer"]["param_groups"]]
-    assert len(rates) > 1 and {*rates} == {0.001}
+    for epochs, before in ((1, ""), (2, counts)):
+        for script in ("single_gpu.py", "multigpu_spawn.py", "multigpu_torchrun.py"):
+            train(script, epochs, before=before)

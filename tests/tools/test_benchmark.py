@@ -16,7 +16,7 @@ def test_a_round_gives_table_and_record_and_a_script_that_fails_is_shown_with_it
     rows = re.findall(r"^\| (\w+\.py[^|]*) \| (\d+) \|.* (\d\.\d{4}) \|$", job.stdout, re.MULTILINE)
     losses = {f"{style} {processes}": loss for style, processes, loss in rows}
     same_training = {f"{script} {1 if script in ('single_gpu.py', 'dp.py') else 2}" for script in SCRIPTS}
-    assert losses.keys() == same_training | {f"single_gpu.py --batch-size 240 {n}" for n in (1, 2)}
+    assert losses.keys() == same_training | {f"single_gpu.py --batch-size 480 {n}" for n in (1, 2)}
     assert len({losses[row] for row in same_training}) == 1, "nobody wins by doing less"
     assert "round 1 of 1: multinode.py, processes: 2\n" in job.stderr
 
