@@ -24,9 +24,11 @@ import torch.multiprocessing
 from torch.distributed.device_mesh import DeviceMesh
 
 ROOT = Path(__file__).resolve().parent.parent
-BY_TORCHRUN = ["multigpu_torchrun.py", "multinode.py"]
-SCRIPTS = ["single_gpu.py", "dp.py", "multigpu_spawn.py", *BY_TORCHRUN]
-RECIPES = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "recipes").glob("*.py"))
+ARROWS = [*dict.fromkeys(arrow for chapter in ("docs/diffs.md", "docs/recipes.md")  # from base to script
+                         for arrow in re.findall(r"<!-- diff (\S+) (\S+) ", (ROOT / chapter).read_text()))]
+SCRIPTS = ["single_gpu.py", *(new for _, new in ARROWS if not new.startswith("recipes/"))]
+BY_TORCHRUN = [script for script in SCRIPTS if "utils.check_torchrun(" in (ROOT / script).read_text()]
+RECIPES = sorted(f"recipes/{file.name}" for file in ROOT.glob("recipes/*.py"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 SGD = "torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)"  # the scripts' line
 RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -204,8 +206,9 @@ def be_rank(rank, script, arguments, cwd, output, environment, before):
 def train(script, *arguments, processes=2, device="cpu", before="", status=0, cwd=".", **environment):
     """Like run, but ranks are forked from a process that has torch, which takes seconds to start. 0 processes: no launcher."""
     arguments += ("--device", device) if device else ()
-    arguments += ("-g", processes) if Path(script).name == "multigpu_spawn.py" and processes else ()
-    if Path(script).name in ("single_gpu.py", "dp.py", "multigpu_spawn.py"):
+    name = Path(script).name  # also of a copy
+    arguments += ("-g", processes) if name == "multigpu_spawn.py" and processes else ()
+    if name in {*SCRIPTS} - {*BY_TORCHRUN}:
         processes = 0
     if processes:
         store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun has one

@@ -1,4 +1,4 @@
-"""Brings docs/diffs.md, docs/recipes.md and docs/index.html up to date:
+"""Brings docs/diffs.md, docs/recipes.md, README's table of recipes and docs/index.html up to date:
 python tools/render.py [--check]
 
 A diff in a chapter stands between `<!-- diff OLD NEW 1 -->` and `<!-- end -->`: the first hunk, or
@@ -23,10 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = [ROOT / "docs/diffs.md", ROOT / "docs/recipes.md"]
 PLACE = re.compile(r"(<!-- diff (\S+) (\S+) (\d+)(?:-(\d+))? -->\n)(.*?)(<!-- end -->)"
                    r"(.*?)(?=\n<!-- diff |\n#|\Z)", re.DOTALL)
-ARROWS = [("single_gpu.py", "dp.py"), ("single_gpu.py", "multigpu_spawn.py"),
-          ("multigpu_spawn.py", "multigpu_torchrun.py"), ("multigpu_torchrun.py", "multinode.py"),
-          *(("multigpu_torchrun.py", f"recipes/{file.name}")
-            for file in sorted(ROOT.glob("recipes/*.py")))]
+ARROWS = [*dict.fromkeys(place[1:3] for chapter in CHAPTERS  # each after that to its base
+                         for place in PLACE.findall(chapter.read_text()))]
 SCRIPTS = ["single_gpu.py", *(new for _, new in ARROWS)]
 EXAMPLES = [(f"examples/{file.name.replace('_ddp', '')}", f"examples/{file.name}")
             for file in sorted(ROOT.glob("examples/*_ddp.py"))]
@@ -85,6 +83,15 @@ def render(text, chapter):
             sys.exit(f"{chapter} shows {last} hunks of {old} -> {new}, which has {count}: add or "
                      "remove a place, with its reason, and run python tools/render.py")
     return text
+
+
+def count_changes(readme):
+    """README, where the table of recipes says how many lines each changes in its base."""
+    for old, new in ARROWS:
+        count = sum(stop - start + new_stop - new_start
+                    for start, stop, new_start, new_stop in hunks(old, new))
+        readme = re.sub(rf"(\]\({new}\) \|)[ \d]*\|", rf"\g<1> {count} |", readme)
+    return readme
 
 
 def as_html(text):
@@ -157,7 +164,11 @@ def page(chapters):
 
 
 if __name__ == "__main__":
+    unseen = {f"recipes/{file.name}" for file in ROOT.glob("recipes/*.py")} - {*SCRIPTS}
+    if unseen:
+        sys.exit(f"docs/recipes.md does not show {', '.join(sorted(unseen))}: begin an empty place")
     made = {file: render(file.read_text(), file.name) for file in CHAPTERS}
+    made[ROOT / "README.md"] = count_changes((ROOT / "README.md").read_text())
     made[ROOT / "docs/index.html"] = page("\n".join(made.values()))
     behind = [file for file, text in made.items() if not file.exists() or file.read_text() != text]
     if "--check" in sys.argv[1:]:
