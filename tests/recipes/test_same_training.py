@@ -1,4 +1,5 @@
 """A recipe is the same training as its base, or in its precision nearly so."""
+from pathlib import Path
 
 import pytest
 from launch import (
