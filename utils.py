@@ -133,9 +133,9 @@ def parse_args(doc, spawn=False):
         plan_spawn(args, gpus)
         processes = args.gpus
     if args.backend != "gloo" and processes > gpus:
-        parser.error(f"argument {'-g/--gpus' if spawn else '--backend'}: {args.backend} needs a "
-                     f"GPU for each process, with --device {args.device} there are {gpus} for "
-                     f"{processes}: use --backend gloo, or fewer")
+        stop(f"argument {'-g/--gpus' if spawn else '--backend'}: {args.backend} needs a GPU for "
+             f"each process, with --device {args.device} there are {gpus} for {processes}: use "
+             "--backend gloo, or fewer", 2)
     return args
 
 
@@ -174,7 +174,10 @@ def slurm_host():
 
 
 def check_run(args, world_size=None, rank=0, kind=(None,)):
-    """Say on what this trains; or that it cannot, before processes wait for each other."""
+    """Say on what this trains; or that it cannot, before processes wait for each other.
+
+    `kind`: the kinds of checkpoint that this script can go on from, as they say; most say none.
+    """
     processes = world_size or 1  # None: without a process group
     check_batch_size(args, processes)
     if rank != 0:
