@@ -62,7 +62,7 @@ def main(local_rank, args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set = utils.load_data(args.dataset, args.data_dir)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
-    sampler = DistributedSampler(train_set, drop_last=True)
+    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats some samples
     options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
                    pin_memory=device.type != "cpu", worker_init_fn=utils.end_with_parent)
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
@@ -82,7 +82,7 @@ def main(local_rank, args):
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
     del checkpoint  # else each process keeps a second copy of model and optimizer
-    model = DDP(model, gradient_as_bucket_view=True)
+    model = DDP(model, gradient_as_bucket_view=True)  # one copy of the gradients, not two
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
@@ -91,7 +91,7 @@ def main(local_rank, args):
         loss = train_epoch(model, train_loader, optimizer, device)
         for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
             dist.broadcast(buffer, src=0)
-        accuracy = evaluate(model.module, val_loader, device)
+        accuracy = evaluate(model.module, val_loader, device)  # DDP's forward may be a collective
         if rank != 0:
             continue  # rank 0 alone prints and saves: no collective in the rest of this loop
         utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)

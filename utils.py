@@ -1,9 +1,11 @@
-"""What no launch style changes: model, data, command line, checks, checkpoint, printed line."""
+"""Shared by all scripts: model, data, command line, checks before the run, checkpoints, report."""
 import argparse
 import functools
+import multiprocessing
 import operator
 import os
 import pathlib
+import pickle
 import re
 import signal
 import socket
@@ -20,57 +22,58 @@ from torch.utils.data import Subset, TensorDataset
 
 
 def stop(message, status):
-    """End this process with one line."""
+    """Print one line and exit: status 2 for wrong usage, 1 otherwise."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(5)  # all processes see it, one should say it: the launcher then ends the others
+        time.sleep(5)  # all ranks fail alike: the launcher ends the others before they say it too
     print(f"{os.path.basename(sys.argv[0])}: {' '.join(message.split())[:500]}", file=sys.stderr)
     sys.exit(status)
 
 
 def build_model(name):
-    if name != "cnn":
-        from torchvision import models  # takes seconds: only where it is asked for
-        if name == "vit":
-            return models.VisionTransformer(image_size=32, patch_size=8, num_layers=4, num_heads=4,
-                                            hidden_dim=64, mlp_dim=128, num_classes=10)
-        return models.get_model(name, weights=None, num_classes=10)
-    return nn.Sequential(
-        nn.Conv2d(3, 32, kernel_size=4, stride=4), nn.ReLU(),
-        nn.Conv2d(32, 64, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    if name == "cnn":
+        return nn.Sequential(
+            nn.Conv2d(3, 32, kernel_size=4, stride=4), nn.ReLU(),
+            nn.Conv2d(32, 64, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    from torchvision import models  # takes seconds: only where it is asked for
+    if name == "vit":
+        return models.VisionTransformer(image_size=32, patch_size=8, num_layers=4, num_heads=4,
+                                        hidden_dim=64, mlp_dim=128, num_classes=10)
+    return models.get_model(name, weights=None, num_classes=10)
 
 
-def synthetic():
+def synthetic_data():
     """Ten patterns under noise, drawn as whole numbers: the same bits on any machine."""
+    train, held_out = 3840, 509  # 509 is a prime number: the ranks' shares are never equal
     generator = torch.Generator().manual_seed(0)
     draw = functools.partial(torch.randint, generator=generator, dtype=torch.int16)
     patterns = draw(-8, 9, (10, 3, 4, 4)).repeat_interleave(8, 2).repeat_interleave(8, 3)
-    labels = draw(10, (4349,)).long()
-    noise = draw(-36, 37, (4349, 3, 32, 32))
+    labels = draw(0, 10, (train + held_out,)).long()
+    noise = draw(-36, 37, (train + held_out, 3, 32, 32))
     data = TensorDataset((patterns[labels] + noise) / 4, labels)
-    return Subset(data, range(3840)), Subset(data, range(3840, 4349))
+    return Subset(data, range(train)), Subset(data, range(train, train + held_out))
 
 
-@functools.cache  # check_run asks for it, then main
+@functools.cache  # check_run and main share it
 def load_data(name, data_dir):
     if name == "synthetic":
-        return synthetic()
+        return synthetic_data()
     from torchvision import datasets
     from torchvision.transforms import v2
     transform = v2.Compose([
         v2.RGB(), v2.Resize((32, 32)), v2.ToImage(),
         v2.ToDtype(torch.get_default_dtype(), scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)])
-    dataset = getattr(datasets, name)
+    dataset_class = getattr(datasets, name)
     try:
-        return [dataset(data_dir, train, transform, download=True) for train in (True, False)]
+        return [dataset_class(data_dir, train, transform, download=True) for train in (True, False)]
     except Exception as error:
         stop(f"--dataset {name} was neither read from {data_dir} nor downloaded to it: {error}", 1)
 
 
 def end_with_parent(worker):
-    """For each loader worker: it would outlive a killed parent, under Python 3.14 for ever."""
+    """For loader workers, which outlive a killed parent, under Python 3.14 for ever."""
     def wait_for_parent():
-        torch.multiprocessing.parent_process().join()
+        multiprocessing.parent_process().join()
         os._exit(1)
     threading.Thread(target=wait_for_parent, daemon=True).start()
 
@@ -83,7 +86,7 @@ def count(text, least=1):
 
 def rate(text):
     if not 0 < float(text) < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number above 0")
     return float(text)
 
 
@@ -96,7 +99,8 @@ def find_devices():
 
 
 def end_at_ctrl_c():
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler waits for collectives
+    """At once: Python's own handler runs only after a collective has returned."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def parse_args(doc, spawn=False):
@@ -105,130 +109,144 @@ def parse_args(doc, spawn=False):
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.error = functools.partial(stop, status=2)  # one line, without the usage
-    add, whole = parser.add_argument, functools.partial(count, least=0)
-    add("total_epochs", type=count, nargs="?", default=50, help="with those of an earlier run")
-    add("save_every", type=count, nargs="?", default=10, help="epochs; also saved after the last")
-    add("--batch-size", "--batch_size", type=count, default=960, help="samples over all devices")
-    add("--lr", type=rate, default=0.018, help="learning rate of a new run")
-    add("--dataset", choices=["synthetic", "FashionMNIST", "MNIST", "CIFAR10"], default="synthetic")
-    add("--data-dir", default="data", help="where a real dataset lies, or is downloaded to")
-    add("--model", default="cnn", choices=[
-        "cnn", "resnet18", "resnet50", "mobilenet_v3_small", "convnext_tiny", "vgg11", "vit"])
-    add("--workers", type=whole, default=0, help="loader processes per process and loader")
-    add("--device", choices=devices, default=devices[0])
+    add = parser.add_argument
+    whole = functools.partial(count, least=0)
+    add("total_epochs", type=count, nargs="?", default=50, help="epochs, with those already done")
+    add("save_every", type=count, nargs="?", default=10, help="epochs; the last is always saved")
+    add("--batch-size", "--batch_size", type=count, default=960, help="samples over all processes")
+    add("--lr", type=rate, default=0.018, help="learning rate; a resumed run keeps its own")
+    add("--dataset", choices=["synthetic", "FashionMNIST", "MNIST", "CIFAR10"], default="synthetic",
+        help="synthetic is made in memory")
+    add("--data-dir", default="data", help="where a real dataset is, or is downloaded to")
+    add("--model", choices=["cnn", "resnet18", "resnet50", "mobilenet_v3_small", "convnext_tiny",
+                            "vgg11", "vit"], default="cnn", help="cnn is a small one of our own")
+    add("--workers", type=whole, default=0, help="worker processes of each DataLoader")
+    add("--device", choices=devices, default=devices[0], help="what to train on")
     add("--backend", choices=[get_default_backend_for_device(device) for device in devices],
         default=argparse.SUPPRESS, help="default: the device's; with gloo processes may share it")
     add("--checkpoint", default=pathlib.Path(sys.argv[0]).stem + ".pt", help="resumed if it exists")
     add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # from torch.distributed.launch
     if spawn:
         add("-n", "--nodes", type=count, default=1, help="machines")
-        add("-g", "--gpus", type=count, default=argparse.SUPPRESS, help="processes: 1 a GPU, or 2")
-        add("-nr", "--node-rank", type=whole, default=0, help="which of the machines this is")
+        add("-g", "--gpus", type=count, default=argparse.SUPPRESS, help="default: all, or 2 CPUs")
+        add("-nr", "--node-rank", type=whole, default=0, help="this machine's number, from 0")
     args = parser.parse_args()
     if "backend" not in args:
         args.backend = get_default_backend_for_device(args.device)
     gpus = torch.accelerator.device_count() if args.device != "cpu" else 0
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if spawn:
         plan_spawn(args, gpus)
-        processes = args.gpus
-    if args.backend != "gloo" and processes > gpus:
-        stop(f"argument {'-g/--gpus' if spawn else '--backend'}: {args.backend} needs a GPU for "
-             f"each process, with --device {args.device} there are {gpus} for {processes}: use "
-             "--backend gloo, or fewer", 2)
+        check_gpus(args, gpus, args.gpus, "-g/--gpus")
+    else:
+        check_gpus(args, gpus, int(os.environ.get("LOCAL_WORLD_SIZE", 1)), "--backend")
     return args
 
 
 def plan_spawn(args, gpus):
-    """Settle how many processes multigpu_spawn.py starts, their threads, and where they meet."""
-    if "gpus" not in args:
-        args.gpus = gpus or 2
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // args.gpus)))
+    """Fill in multigpu_spawn.py's processes, their threads, and the address at which they meet."""
     if args.node_rank >= args.nodes:
         stop(f"argument -nr/--node-rank: {args.node_rank} is not below -n {args.nodes}", 2)
-    args.master_addr, args.master_port = "127.0.0.1", 0  # any free port
+    args.master_addr, args.master_port = "127.0.0.1", 0  # 0: any free port
     if args.nodes > 1:
         args.master_addr, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
         if not args.master_addr or not port.isdecimal():
-            stop("argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT, the "
-                 "first one's address and a free port on it, in their environment", 2)
+            stop("argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT in their "
+                 "environment: the first one's address, and a free port on it", 2)
         args.master_port = int(port)
+    if "gpus" not in args:
+        args.gpus = gpus or 2
+    threads = max(1, torch.get_num_threads() // args.gpus)  # or each process takes all cores
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+
+
+def check_gpus(args, gpus, processes, option):
+    if args.backend != "gloo" and processes > gpus:
+        stop(f"argument {option}: {args.backend} needs a GPU for each process, but with --device "
+             f"{args.device} there are {gpus} for {processes}: use --backend gloo or fewer "
+             "processes", 2)
 
 
 def check_torchrun(doc):
     if "LOCAL_RANK" not in os.environ:
-        stop(f"a launcher has to start it: {doc.partition(':')[2]}", 2)
-    if (os.environ["LOCAL_RANK"] == "0" and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-            and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
-        print("--max-restarts will hardly recover: that needs --standalone or --rdzv-backend=c10d, "
+        _, _, command = doc.partition(":")
+        stop(f"start it with its launcher: {command}", 2)
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    # Processes that share the agent's store find the addresses of dead ones in it.
+    shared_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if restarts and shared_store and os.environ["LOCAL_RANK"] == "0":
+        print("--max-restarts is unlikely to work: it needs --standalone or --rdzv-backend=c10d, "
               "and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment", file=sys.stderr)
 
 
 def slurm_host():
-    """The first machine of this job step, n01 of n[01-04,07], or the one that srun runs on."""
+    """The address of this job step's first machine, n01 of n[01-04,07]."""
     host = re.sub(r"\[(\w+)[^]]*]", r"\1", os.environ["SLURM_STEP_NODELIST"]).split(",")[0]
     try:
         return socket.gethostbyname(host)
-    except OSError:  # Slurm's name for a machine need not be the network's
+    except OSError:  # the network may not know Slurm's names: then the machine that runs srun
         return os.environ["SLURM_LAUNCH_NODE_IPADDR"]
 
 
-def check_run(args, world_size=None, rank=0, kind=(None,)):
-    """Say on what this trains; or that it cannot, before processes wait for each other.
+def check_run(args, world_size=None, rank=0, kinds=(None,)):
+    """Stop a run that cannot work before processes wait for each other; else say on what it trains.
 
-    `kind`: the kinds of checkpoint that this script can go on from, as they say; most say none.
+    kinds: values of checkpoint["kind"] that this script can resume; most scripts save none.
     """
     processes = world_size or 1  # None: without a process group
-    check_batch_size(args, processes)
+    train_set, _ = load_data(args.dataset, args.data_dir)  # here one process per machine fetches it
+    check_batch_size(args.batch_size, processes, len(train_set))
     if rank != 0:
         return  # rank 0 alone reads, saves and prints
-    check_checkpoint(args, kind)
+    check_checkpoint(args, kinds)
     check_folder(args)
     backend = f", backend: {args.backend}" if world_size else ""
     print(f"processes: {processes}, device: {args.device}{backend}, batch: {args.batch_size}, "
           f"per process: {args.batch_size // processes}", flush=True)
 
 
-def check_batch_size(args, processes):
-    size, left = args.batch_size, args.batch_size % processes
-    if left:
-        stop(f"argument --batch-size: {size} is not divisible by {processes} processes, "
-             f"{size + processes - left} is", 2)
-    samples = len(load_data(args.dataset, args.data_dir)[0])
-    if size > samples:
-        stop(f"argument --batch-size: {size} exceeds the {samples} training samples", 2)
+def check_batch_size(batch_size, processes, samples):
+    rest = batch_size % processes
+    if rest:
+        stop(f"argument --batch-size: {batch_size} is not divisible by {processes} processes, "
+             f"{batch_size + processes - rest} is", 2)
+    if batch_size > samples:
+        stop(f"argument --batch-size: {batch_size} exceeds the {samples} training samples", 2)
 
 
-def check_checkpoint(args, kind):
-    """Say how many epochs are done, or why the file cannot be resumed."""
-    path, done, note = args.checkpoint, 0, ""
-    if os.path.exists(path):
-        try:
-            done, rates = examine_checkpoint(args, kind)
-        except Exception as error:
-            reason = f"it is cut off, damaged, of another model or no checkpoint ({error!r})"
-            if "weights_only" in str(error):  # torch's words, which say how to load it even so
-                reason = "it holds more than tensors and plain values"
-            stop(f"{path} cannot be resumed and is left as it was: {reason}", 1)
+def check_checkpoint(args, kinds):
+    """Say how many epochs are done, and which learning rate goes on."""
+    done, note = 0, ""
+    if os.path.exists(args.checkpoint):
+        done, rates = examine_checkpoint(args, kinds)
         if done >= args.total_epochs:
             note = "; to start afresh, delete it or change --checkpoint"
         elif rates != {args.lr}:
             saved = ", ".join(f"{rate:g}" for rate in sorted(rates))
-            note = f"; the learning rate goes on as saved, {saved}, not as --lr {args.lr:g}"
-    if done or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":  # then 0 is worth a word
-        print(f"{path}: {done} of {args.total_epochs} epochs are done{note}", flush=True)
+            note = f"; the saved learning rate, {saved}, goes on, not --lr {args.lr:g}"
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if done or restarted:  # a restart from the beginning is said too
+        print(f"{args.checkpoint}: {done} of {args.total_epochs} epochs are done{note}", flush=True)
 
 
-def examine_checkpoint(args, kind):
-    """The epochs done and the learning rates; an error where this script cannot go on from them."""
-    if zipfile.ZipFile(args.checkpoint).testzip():  # torch.load compares no checksums
-        raise zipfile.BadZipFile("it is damaged")
-    checkpoint = read_checkpoint(args)
-    if checkpoint.get("kind") not in kind:
-        raise ValueError(f"only {checkpoint.get('kind', 'another script')} can go on from it")
-    build_model(args.model).load_state_dict(checkpoint["model"])
-    rates = {group["lr"] for group in checkpoint["optimizer"]["param_groups"]}
-    return operator.index(checkpoint["epoch"]), rates
+def examine_checkpoint(args, kinds):
+    """The epochs done and the learning rates; stops where this script cannot resume the file."""
+    refusal = f"{args.checkpoint} cannot be resumed and is left as it was:"
+    try:
+        with zipfile.ZipFile(args.checkpoint) as file:
+            if file.testzip():  # torch.load compares no checksums
+                raise zipfile.BadZipFile("it is damaged")
+        checkpoint = read_checkpoint(args)
+        build_model(args.model).load_state_dict(checkpoint["model"])  # raises if it does not fit
+        done = operator.index(checkpoint["epoch"])  # raises unless it is a whole number
+        rates = {group["lr"] for group in checkpoint["optimizer"]["param_groups"]}
+    except pickle.UnpicklingError:  # its text says how to load the file even so
+        stop(f"{refusal} it holds more than tensors and plain values", 1)
+    except Exception as error:
+        stop(f"{refusal} it is cut off, damaged, of another model or no checkpoint ({error!r})", 1)
+    kind = checkpoint.get("kind")
+    if kind not in kinds:
+        stop(f"{refusal} only {kind or 'another script'} can resume it", 1)
+    return done, rates
 
 
 def check_folder(args):
@@ -236,7 +254,7 @@ def check_folder(args):
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        stop(f"argument --checkpoint: {folder} takes no file: {error.strerror}", 1)
+        stop(f"argument --checkpoint: cannot write to {folder}: {error.strerror}", 1)
 
 
 def read_checkpoint(args):
@@ -245,26 +263,29 @@ def read_checkpoint(args):
         return torch.load(args.checkpoint, map_location="cpu", weights_only=True)
 
 
-def save_checkpoint(args, model, optimizer, epoch, **more):
-    """A kill at any moment leaves the old file or the new one, whole."""
+def save_checkpoint(args, model_state, optimizer_state, epoch, **more):
+    """Write a temporary file, then rename it: a kill leaves the old file or the new one, intact."""
     path = os.path.realpath(args.checkpoint)
+    temporary = f"{path}.tmp"
+    checkpoint = {"model": model_state, "optimizer": optimizer_state, "epoch": epoch + 1, **more}
     try:
-        with open(f"{path}.tmp", "wb") as file:
-            torch.save({"model": model, "optimizer": optimizer, "epoch": epoch + 1, **more}, file)
+        with open(temporary, "wb") as file:
+            torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(f"{path}.tmp", path)
+        os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
-        pathlib.Path(f"{path}.tmp").unlink(missing_ok=True)
-        while error.__context__:  # torch's own error, on top of the one that says why
+        pathlib.Path(temporary).unlink(missing_ok=True)
+        while error.__context__:  # torch's own error hides the one that says why
             error = error.__context__
         stop(f"{args.checkpoint} was not saved: {error}", 1)
     print(f"saved {args.checkpoint} after epoch {epoch + 1}", flush=True)
 
 
 def report(args, epoch, loss, accuracy, samples, start):
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - start  # of training and evaluation
     left = round(seconds * (args.total_epochs - epoch - 1))
-    print(f"epoch {epoch + 1:{len(str(args.total_epochs))}}/{args.total_epochs} | loss {loss:.4f} "
+    width = len(str(args.total_epochs))
+    print(f"epoch {epoch + 1:{width}}/{args.total_epochs} | loss {loss:.4f} "
           f"| accuracy {accuracy:.2%} | {samples / seconds:,.0f} samples/s "
           f"| {left // 60}:{left % 60:02} left", flush=True)

@@ -67,7 +67,7 @@ def main(local_rank, args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set = utils.load_data(args.dataset, args.data_dir)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
-    sampler = DistributedSampler(train_set, drop_last=True)
+    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats some samples
     options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
                    pin_memory=device.type != "cpu", worker_init_fn=utils.end_with_parent)
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
@@ -99,7 +99,7 @@ def main(local_rank, args):
         best, best_epoch = checkpoint["best"]
         epochs_done = checkpoint["epoch"]
     del checkpoint  # else each process keeps a second copy of model and optimizer
-    model = DDP(model, gradient_as_bucket_view=True)
+    model = DDP(model, gradient_as_bucket_view=True)  # one copy of the gradients, not two
 
     for epoch in range(epochs_done, args.total_epochs):
         if epoch > best_epoch + PATIENCE:
@@ -137,5 +137,5 @@ if __name__ == "__main__":
     local_rank = int(os.environ["LOCAL_RANK"])
     if local_rank == 0:  # the others wait for it in init_process_group
         utils.check_run(args, int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]),
-                        kind=["recipes.loop"])
+                        kinds=["recipes.loop"])
     main(local_rank, args)

@@ -67,7 +67,7 @@ def main(local_rank, args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set = utils.load_data(args.dataset, args.data_dir)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
-    sampler = DistributedSampler(train_set, drop_last=True)
+    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats some samples
     options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
                    pin_memory=device.type != "cpu", worker_init_fn=utils.end_with_parent)
     order = []  # this rank's samples that are left of the epoch
@@ -89,7 +89,7 @@ def main(local_rank, args):
         epochs_done = checkpoint["epoch"]
     begun = (checkpoint or {}).get("total", [0, 0])  # loss, samples of an epoch begun before
     del checkpoint  # else each process keeps a second copy of model and optimizer
-    model = DDP(model, gradient_as_bucket_view=True)
+    model = DDP(model, gradient_as_bucket_view=True)  # one copy of the gradients, not two
     stop, control = torch.zeros(1), dist.new_group(backend="gloo")  # CPU: no wait for the device
 
     for epoch in range(epochs_done, args.total_epochs):
@@ -107,7 +107,7 @@ def main(local_rank, args):
             break
         for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
             dist.broadcast(buffer, src=0)
-        accuracy = evaluate(model.module, val_loader, device)
+        accuracy = evaluate(model.module, val_loader, device)  # DDP's forward may be a collective
         if rank != 0:
             continue  # rank 0 alone prints and saves: no collective in the rest of this loop
         utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)
@@ -125,5 +125,5 @@ if __name__ == "__main__":
     local_rank = int(os.environ["LOCAL_RANK"])
     if local_rank == 0:  # the others wait for it in init_process_group
         utils.check_run(args, int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]),
-                        kind=[None, "recipes.preempt"])
+                        kinds=[None, "recipes.preempt"])
     main(local_rank, args)

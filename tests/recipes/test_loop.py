@@ -40,4 +40,4 @@ def test_the_loop_keeps_its_best_model_and_stops_in_all_ranks_where_nothing_gets
     for script, other, only in (("single_gpu.py", "loop.pt", "recipes.loop"),
                                 ("recipes/loop.py", "multigpu_torchrun.pt", "another script")):
         refused = train(script, *options, "--checkpoint", other, status=1, processes=1)
-        assert re.search(f": {other} cannot be resumed .*only {only} can go on from it", refused.stderr)
+        assert re.search(f": {other} cannot be resumed .*only {only} can resume it", refused.stderr)

@@ -25,7 +25,7 @@ def test_a_preempted_run_goes_on_at_the_same_step_and_ends_with_the_bits_of_the_
         stopped.append(load("preempt.pt"))
     assert [saved["epoch"] for saved in stopped] == [1, 2] and all(0 < saved["total"][1] < 1440 for saved in stopped)
     refused = train("single_gpu.py", *options, "--checkpoint", "preempt.pt", status=1)
-    assert re.search("preempt.pt cannot be resumed .*only recipes.preempt can go on from it", refused.stderr)
+    assert re.search("preempt.pt cannot be resumed .*only recipes.preempt can resume it", refused.stderr)
     printed |= figures(train("recipes/preempt.py", *options).stdout)
     assert printed == figures(whole.stdout)
     torch.testing.assert_close(load("preempt.pt"), load("whole.pt"), rtol=0, atol=0)

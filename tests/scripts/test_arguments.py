@@ -16,7 +16,7 @@ BAD = {  # script and arguments; what the line says
     "single_gpu.py --batch-size 3841": "argument --batch-size: 3841 exceeds the 3840 training samples",
     "multigpu_spawn.py --batch_size 241 -g 2 --device cpu":
         "argument --batch-size: 241 is not divisible by 2 processes, 242 is",
-    "single_gpu.py --lr 0": "argument --lr: '0' is not a number above 0",
+    "single_gpu.py --lr 0": "argument --lr: '0' is not a finite number above 0",
     "single_gpu.py --lr nan": "argument --lr",
     "single_gpu.py --dataset ImageNet": "argument --dataset: invalid choice: 'ImageNet' (choose from",
     "single_gpu.py --model resnet19": "argument --model: invalid choice: 'resnet19' (choose from",
@@ -27,9 +27,9 @@ BAD = {  # script and arguments; what the line says
     "multigpu_spawn.py -g 0": "argument -g/--gpus",
     "multigpu_spawn.py -n 2": "argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT",
     "multigpu_spawn.py -nr 1": "argument -nr/--node-rank: 1 is not below -n 1",
-    "multinode.py": "a launcher has to start it: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --nproc_per_node=4",
+    "multinode.py": "start it with its launcher: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --nproc_per_node=4",
     **dict.fromkeys(["multigpu_torchrun.py", *RECIPES],
-                    "a launcher has to start it: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4")}
+                    "start it with its launcher: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4")}
 
 
 @pytest.mark.parametrize("command", BAD)

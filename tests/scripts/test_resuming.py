@@ -21,8 +21,8 @@ def test_each_script_goes_on_where_another_stopped_with_the_rates_of_the_file(op
     for epochs, script in enumerate(SCRIPTS, start=2):
         said = leg(script, epochs, 0.5)
         saved = ", ".join(map(str, rates))
-        assert (f"relay.pt: {epochs - 1} of {epochs} epochs are done; the learning rate goes on as saved, {saved}, "
-                "not as --lr 0.5\n") in said
+        assert (f"relay.pt: {epochs - 1} of {epochs} epochs are done; the saved learning rate, {saved}, goes on, "
+                "not --lr 0.5\n") in said
         printed |= figures(said)
     assert printed == figures(unbroken)
     one, other = load("unbroken.pt"), load("relay.pt")
