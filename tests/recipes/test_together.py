@@ -28,13 +28,14 @@ def merged(*recipes):
 
 def test_an_ema_under_bfloat16_is_evaluated_by_its_own_weights():
     """Which lag behind so early: the live model is far better."""
-    averaged = figures(train("recipes/loop.py", 8).stdout)
-    found = figures(train(merged("loop", "bf16").resolve(), 8).stdout)
+    options = 8, "--batch-size", 480, "--lr", 0.009
+    averaged = figures(train("recipes/loop.py", *options).stdout)
+    found = figures(train(merged("loop", "bf16").resolve(), *options).stdout)
     check_close(found, averaged, loss=0.02, accuracy=5)
 
 
 def test_a_profile_of_fsdp_has_what_it_gathers():
-    train(merged("profiler", "fsdp").resolve(), 1)
+    train(merged("profiler", "fsdp").resolve(), 2)
     for rank in (0, 1):
         trace = json.loads(Path(f"profiler_fsdp.pt.rank{rank}.json").read_text())
         assert len(spans(trace, "ProfilerStep#")) == 3 and spans(trace, "FSDP::all_gather")

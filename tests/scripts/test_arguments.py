@@ -60,7 +60,7 @@ def test_more_processes_than_gpus_are_refused_unless_they_may_share_them():
 torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
 torch.accelerator.device_count = lambda: 2"""}
     spawn = train("multigpu_spawn.py", device=None, status=2, **here)
-    assert "argument -g/--gpus: nccl needs a GPU for each process, with --device cuda there are 2 for 3" in spawn.stderr
+    assert "argument -g/--gpus: nccl needs a GPU for each process, but with --device cuda there are 2 for 3" in spawn.stderr
     assert "argument --backend: nccl needs a GPU" in train("multinode.py", device=None, status=2, **here).stderr
     assert "processes: 3, device: cpu, backend: gloo" in train("multigpu_spawn.py", 1, **here).stdout
 
