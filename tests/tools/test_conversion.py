@@ -2,6 +2,7 @@
 import os
 import re
 import runpy
+import shutil
 import signal
 import sys
 import time
@@ -299,7 +300,9 @@ def test_two_commands_are_compared_and_nothing_is_left_in_the_folder():
 
 
 def test_ranks_that_their_script_spawns_are_compared_too():
-    said = check("python single_gpu.py 1", "python multigpu_spawn.py 1 -g 2", status=0, cwd=ROOT).stdout
+    for name in ("single_gpu.py", "multigpu_spawn.py", "utils.py"):
+        shutil.copy(ROOT / name, ".")
+    said = check("python single_gpu.py 1", "python multigpu_spawn.py 1 -g 2", status=0).stdout
     assert said.startswith("the same training: 8 steps with 2 processes")
 
 
