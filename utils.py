@@ -24,7 +24,7 @@ from torch.utils.data import Subset, TensorDataset
 def stop(message, status):
     """Print one line and exit: status 2 for wrong usage, 1 otherwise."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(5)  # all ranks fail alike: the launcher ends the others before they say it too
+        time.sleep(5)  # all ranks fail alike: the launcher ends the others before they say so too
     print(f"{os.path.basename(sys.argv[0])}: {' '.join(message.split())[:500]}", file=sys.stderr)
     sys.exit(status)
 
@@ -71,7 +71,7 @@ def load_data(name, data_dir):
 
 
 def end_with_parent(worker):
-    """For loader workers, which outlive a killed parent, under Python 3.14 for ever."""
+    """End a loader worker when its parent dies; it would live on, under Python 3.14 for ever."""
     def wait_for_parent():
         multiprocessing.parent_process().join()
         os._exit(1)
@@ -99,7 +99,7 @@ def find_devices():
 
 
 def end_at_ctrl_c():
-    """At once: Python's own handler runs only after a collective has returned."""
+    """Let it end the process at once: Python's own handler would wait for a collective's end."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -111,8 +111,8 @@ def parse_args(doc, spawn=False):
     parser.error = functools.partial(stop, status=2)  # one line, without the usage
     add = parser.add_argument
     whole = functools.partial(count, least=0)
-    add("total_epochs", type=count, nargs="?", default=50, help="epochs, with those already done")
-    add("save_every", type=count, nargs="?", default=10, help="epochs; the last is always saved")
+    add("total_epochs", type=count, nargs="?", default=50, help="epochs in total")
+    add("save_every", type=count, nargs="?", default=10, help="also after the last epoch")
     add("--batch-size", "--batch_size", type=count, default=960, help="samples over all processes")
     add("--lr", type=rate, default=0.018, help="learning rate; a resumed run keeps its own")
     add("--dataset", choices=["synthetic", "FashionMNIST", "MNIST", "CIFAR10"], default="synthetic",
@@ -123,7 +123,7 @@ def parse_args(doc, spawn=False):
     add("--workers", type=whole, default=0, help="worker processes of each DataLoader")
     add("--device", choices=devices, default=devices[0], help="what to train on")
     add("--backend", choices=[get_default_backend_for_device(device) for device in devices],
-        default=argparse.SUPPRESS, help="default: the device's; with gloo processes may share it")
+        default=argparse.SUPPRESS, help="default: the device's own; gloo lets processes share it")
     add("--checkpoint", default=pathlib.Path(sys.argv[0]).stem + ".pt", help="resumed if it exists")
     add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # from torch.distributed.launch
     if spawn:
@@ -190,7 +190,7 @@ def slurm_host():
 def check_run(args, world_size=None, rank=0, kinds=(None,)):
     """Stop a run that cannot work before processes wait for each other; else say on what it trains.
 
-    kinds: values of checkpoint["kind"] that this script can resume; most scripts save none.
+    kinds: what checkpoint["kind"] may be; most scripts save none, and resume such files alone.
     """
     processes = world_size or 1  # None: without a process group
     train_set, _ = load_data(args.dataset, args.data_dir)  # here one process per machine fetches it

@@ -112,6 +112,7 @@ def main(local_rank, args):
         utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)
         if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
             utils.save_checkpoint(args, *saved, epoch)
+            del saved  # a whole model and optimizer
 
     del model  # it holds the process group
     dist.destroy_process_group()
