@@ -165,7 +165,7 @@ def main():
         rows.append({"style": style, "processes": processes, "devices": devices, "runs": runs,
                      "speed-up": ratios(runs, measured["single_gpu.py", 1, 1]),
                      "of as many apart": ratios(runs, apart) if style in DDP_SCRIPTS else []})
-    head = ["style", "processes", "samples/s", "speed-up", "of as many that never wait",
+    head = ["style", "processes", "samples/s", "speed-up", "relative to independent runs",
             "seconds to the first epoch's end", "memory of the largest process, MB", "final loss"]
     for line in (head, ["---"] * len(head), *map(figures, rows)):
         print(f"| {' | '.join(map(str, line))} |")
