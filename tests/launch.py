@@ -31,6 +31,8 @@ BY_TORCHRUN = [script for script in SCRIPTS if "utils.check_torchrun(" in (ROOT 
 RECIPES = sorted(f"recipes/{file.name}" for file in ROOT.glob("recipes/*.py"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 SGD = "torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)"  # the scripts' line
+TWO_RATES = """torch.optim.SGD([{"params": model[:-1].parameters(), "lr": args.lr / 2},
+                                 {"params": model[-1].parameters()}], lr=args.lr, momentum=0.9)"""
 RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where the order of a sum hardly matters
 AS_PYTHON_3_14_DOES = "import multiprocessing\nmultiprocessing.set_start_method('forkserver')\n"  # loader workers

@@ -2,7 +2,7 @@
 from pathlib import Path
 
 import pytest
-from launch import IN_FLOAT64, after, check_equal, figures, load, run, train
+from launch import IN_FLOAT64, TWO_RATES, after, check_equal, figures, load, run, train, with_optimizer
 
 # Bytes that an optimizer step works on. Gradients of one block share a store.
 LOGS_BYTES = after("torch.optim.SGD.step", """sum({
@@ -20,11 +20,15 @@ def test_each_rank_holds_its_share_of_weights_gradients_and_momentum():
         assert int(Path(log).read_text().split()[-1]) == pytest.approx(whole / 2, rel=0.01)
 
 
-def test_fsdp_and_single_gpu_go_on_from_each_other_as_if_one_had_trained_alone(small):
-    whole = figures(train("single_gpu.py", 3, *small, before=IN_FLOAT64).stdout)
+def test_fsdp_and_single_gpu_go_on_from_each_other_with_the_rates_of_the_file_as_if_one_had_trained_alone(small):
+    fsdp, single_gpu = (with_optimizer(script, TWO_RATES) for script in ("recipes/fsdp.py", "single_gpu.py"))
+    whole = figures(train(single_gpu, 3, *small, before=IN_FLOAT64).stdout)
     printed = {}
-    for epochs, script in enumerate(("recipes/fsdp.py", "single_gpu.py", "recipes/fsdp.py"), start=1):
-        printed |= figures(train(script, epochs, "--checkpoint", "run.pt", *small, before=IN_FLOAT64).stdout)
+    for script, epochs, rate in ((fsdp, 1, ()), (single_gpu, 2, ("--lr", 0.5)), (fsdp, 3, ("--lr", 0.5))):
+        printed |= figures(train(script, epochs, *rate, "--checkpoint", "run.pt", *small, before=IN_FLOAT64).stdout)
     assert printed == whole
     check_equal("run.pt", "single_gpu.pt")
-    run("recipes/fsdp.py", 4, "--checkpoint", "run.pt")  # and it ends well as it is started
+
+
+def test_it_ends_well_as_it_is_started():
+    run("recipes/fsdp.py", 1)

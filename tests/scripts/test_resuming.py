@@ -3,10 +3,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import IN_FLOAT64, SCRIPTS, SGD, figures, load, train, with_optimizer
+from launch import IN_FLOAT64, SCRIPTS, SGD, TWO_RATES, figures, load, train, with_optimizer
 
-TWO_RATES = """torch.optim.SGD([{"params": model[:-1].parameters(), "lr": args.lr / 2},
-                                 {"params": model[-1].parameters()}], lr=args.lr, momentum=0.9)"""
 FROZEN = "torch.optim.SGD(model.requires_grad_(False)[-1].requires_grad_().parameters(), lr=args.lr)"  # all but the last layer
 
 
