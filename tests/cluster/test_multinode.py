@@ -27,47 +27,47 @@ def end(jobs):
     return figures(jobs[0].stdout)
 
 
-def on_one_device(epochs, small):
-    return figures(train("single_gpu.py", epochs, *small, before=IN_FLOAT64).stdout)
+def on_one_device(epochs, *data):
+    return figures(train("single_gpu.py", epochs, *data, before=IN_FLOAT64).stdout)
 
 
 @pytest.mark.parametrize("way", ["torchrun", "kubernetes", "spawn"])
-def test_two_hosts_end_with_the_weights_of_one_device_however_they_are_started(way, hosts, small):
+def test_two_hosts_end_with_the_weights_of_one_device_however_they_are_started(way, hosts):
     a, b = hosts
     if way == "torchrun":  # told by its environment
-        jobs = torchrun(hosts, "--nnodes=2 --nproc_per_node=2", 3, 2, *small, PET_RDZV_BACKEND="c10d",
+        jobs = torchrun(hosts, "--nnodes=2 --nproc_per_node=2", 3, 2, PET_RDZV_BACKEND="c10d",
                         PET_RDZV_ENDPOINT=f"{a.name}:29400", **first(IN_FLOAT64))
     elif way == "kubernetes":  # the variables of a Kubeflow Trainer job
-        jobs = [host.start(*TORCHRUN, ROOT / "multinode.py", 3, 2, "--device", "cpu", *small, PET_NNODES="2",
+        jobs = [host.start(*TORCHRUN, ROOT / "multinode.py", 3, 2, "--device", "cpu", PET_NNODES="2",
                            PET_NPROC_PER_NODE="2", PET_NODE_RANK=str(rank), PET_MASTER_ADDR=a.name, PET_MASTER_PORT="29500",
                            MASTER_ADDR=a.name, RANK=str(rank), **first(IN_FLOAT64)) for rank, host in enumerate(hosts)]
     else:
-        line = [sys.executable, ROOT / "multigpu_spawn.py", 3, 2, "--device", "cpu", *small, "--checkpoint", "multinode.pt"]
+        line = [sys.executable, ROOT / "multigpu_spawn.py", 3, 2, "--device", "cpu", "--checkpoint", "multinode.pt"]
         jobs = [host.start(*line, "-n", 2, "-g", 1, "-nr", rank, MASTER_ADDR=a.address, MASTER_PORT="29501", **first(IN_FLOAT64))
                 for rank, host in enumerate(hosts)]
-    assert end(jobs) == on_one_device(3, small) and jobs[1].stdout == ""
+    assert end(jobs) == on_one_device(3) and jobs[1].stdout == ""
     check_equal(a.folder / "multinode.pt", "single_gpu.pt")
     assert not list(b.folder.glob("*.pt*"))  # rank 0 alone saves
 
 
-def test_a_recipe_runs_on_two_hosts_by_the_line_that_the_chapter_prints(hosts, small):
+def test_a_recipe_runs_on_two_hosts_by_the_line_that_the_chapter_prints(hosts):
     line, = re.findall(r"torchrun (--nnodes=2 .*-m recipes\.bf16) 50 10", (ROOT / "docs/clusters.md").read_text())
     for recipe in ("accumulate", "fsdp"):
         options = line.replace("node1", hosts[0].name).replace("--nproc_per_node=4", "--nproc_per_node=2").replace("bf16", recipe)
-        jobs = [host.start(*TORCHRUN, *options.split(), 2, "--device", "cpu", *small, **first(IN_FLOAT64)) for host in hosts]
-        assert end(jobs) == on_one_device(2, small) and jobs[1].stdout == ""
+        jobs = [host.start(*TORCHRUN, *options.split(), 2, "--device", "cpu", **first(IN_FLOAT64)) for host in hosts]
+        assert end(jobs) == on_one_device(2) and jobs[1].stdout == ""
         check_equal(hosts[0].folder / f"{recipe}.pt", "single_gpu.pt")
         Path("single_gpu.pt").unlink()
 
 
 @pytest.mark.parametrize("way, held", [("c10d", (2, 0)), ("static", (0, 2))])
-def test_rank_0_alone_reads_the_checkpoint_and_sends_it_to_a_host_that_holds_none_or_another(way, held, hosts, small):
+def test_rank_0_alone_reads_the_checkpoint_and_sends_it_to_a_host_that_holds_none_or_another(way, held, hosts):
     a, b = hosts
-    unbroken = on_one_device(2, small)
+    unbroken = on_one_device(2)
     shutil.copy("single_gpu.pt", hosts[held.index(2)].folder / "multinode.pt")
-    unbroken |= on_one_device(3, small)
+    unbroken |= on_one_device(3)
     meet = b.rendezvous if way == "c10d" else f"--master_addr={a.address} --master_port=29500"
-    jobs = torchrun(hosts, f"--nnodes=2 --max-restarts=1 {meet}", 3, *small, **first(IN_FLOAT64))
+    jobs = torchrun(hosts, f"--nnodes=2 --max-restarts=1 {meet}", 3, **first(IN_FLOAT64))
     assert end(jobs) == {epoch: unbroken[epoch] for epoch in range(held[0] + 1, 4)}
     assert jobs[0].stdout.count("multinode.pt: 2 of 3 epochs are done") == (held[0] == 2)
     assert jobs[1].stdout == ""
@@ -96,7 +96,7 @@ def test_a_lost_host_is_done_without_and_taken_in_again(hosts, small):
     one.wait_for("/25 | loss")
     back, = torchrun([hosts[1]], *line, **RESTARTS, **first(ALONE))
     one.wait_for("processes: 2,")
-    assert end([one, back]) == on_one_device(25, small)
+    assert end([one, back]) == on_one_device(25, *small)
 
 
 def test_another_host_goes_on_where_the_one_with_rank_0_is_lost(hosts, small, folder):
@@ -111,7 +111,7 @@ def test_another_host_goes_on_where_the_one_with_rank_0_is_lost(hosts, small, fo
     (hosts[1].folder / "go").touch()
     end([other])
     assert "processes: 1," in other.stdout and re.search(r"shared.pt: [1-9]\d? of 25 epochs are done", other.stdout)
-    assert figures(lost.stdout) | figures(other.stdout) == on_one_device(25, small)
+    assert figures(lost.stdout) | figures(other.stdout) == on_one_device(25, *small)
 
 
 # multinode.py gives ten minutes.

@@ -21,12 +21,12 @@ def scripts(folder, slurm):
 
 
 @pytest.fixture(scope="module")
-def one_device(tmp_path_factory, small):
-    return figures(train("single_gpu.py", 9, *small, cwd=tmp_path_factory.mktemp("one"), before=IN_FLOAT64).stdout)
+def one_device(tmp_path_factory):
+    return figures(train("single_gpu.py", 9, cwd=tmp_path_factory.mktemp("one"), before=IN_FLOAT64).stdout)
 
 
-def test_two_batch_jobs_at_once_both_train_and_a_requeued_one_goes_on_from_its_checkpoint(slurm, one_device, small):
-    jobs = [slurm.submit("--gpus-per-node=1", "multinode.sbatch", 9, 1, *small, "--device", "cpu", "--checkpoint", f"{number}.pt",
+def test_two_batch_jobs_at_once_both_train_and_a_requeued_one_goes_on_from_its_checkpoint(slurm, one_device):
+    jobs = [slurm.submit("--gpus-per-node=1", "multinode.sbatch", 9, 1, "--device", "cpu", "--checkpoint", f"{number}.pt",
                          **first(HELD)) for number in range(2)]
     outputs = [Path(f"multinode-{job}.out") for job in jobs]
     for output in outputs:
@@ -57,9 +57,9 @@ open("cores.{SLURM_JOB_ID}.{RANK}".format(**os.environ), "w").write(os.environ.g
         assert [told.read_text() for told in Path().glob(f"cores.{job}.*")] == [cores] * 4
 
 
-def test_the_batch_file_starts_a_recipe_with_the_gpus_asked_for_and_warns_where_a_machine_has_more(slurm, one_device, small):
+def test_the_batch_file_starts_a_recipe_with_the_gpus_asked_for_and_warns_where_a_machine_has_more(slurm, one_device):
     shutil.copytree(ROOT / "recipes", "recipes")
-    recipe = "recipes.accumulate", 2, *small, "--device", "cpu"
+    recipe = "recipes.accumulate", 2, "--device", "cpu"
     options = ["--gpus-per-node=2", "--cpus-per-task=3"], []
     jobs = [slurm.submit(*given, "multinode.sbatch", *recipe, "--checkpoint", f"{number}.pt", **first(IN_FLOAT64))
             for number, given in enumerate(options)]
@@ -72,12 +72,12 @@ def test_the_batch_file_starts_a_recipe_with_the_gpus_asked_for_and_warns_where_
         assert "processes: 4, " in printed and figures(printed) == {epoch: one_device[epoch] for epoch in (1, 2)}
 
 
-def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at_that_step(slurm, one_device, small):
+def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at_that_step(slurm, one_device):
     """Told in advance that its time runs out, as Slurm does by --signal."""
     batch, = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", (ROOT / "docs/recipes.md").read_text(), flags=re.DOTALL)
     for wanted, there_is in ((" --gpus-per-node=4", ""), ("--cpus-per-task=16", "--cpus-per-task=2"),
                              ("--nproc_per_node=4", "--nproc_per_node=2"),
-                             ("50 10", f"9 9 --device cpu {' '.join(map(str, small))}")):
+                             ("50 10", "9 9 --device cpu")):
         assert wanted in batch
         batch = batch.replace(wanted, there_is)
     Path("preempt.sbatch").write_text(batch)
@@ -93,10 +93,10 @@ def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at
     assert figures(output.read_text()) == one_device
 
 
-def test_srun_starts_the_script_itself_and_ends_all_its_tasks_and_launchers_count_before_slurm(slurm, one_device, small):
+def test_srun_starts_the_script_itself_and_ends_all_its_tasks_and_launchers_count_before_slurm(slurm, one_device):
     step = ["srun", "--nodes=2", "--kill-on-bad-exit=1"]
     script = ["python", "multinode.py", 3, 2, "--device", "cpu"]
-    printed = slurm(*step, "--ntasks-per-node=2", *script, *small, **first(IN_FLOAT64))
+    printed = slurm(*step, "--ntasks-per-node=2", *script, **first(IN_FLOAT64))
     assert "processes: 4, " in printed
     assert figures(printed) == {epoch: one_device[epoch] for epoch in (1, 2, 3)}
     Path("multinode.pt").write_text("no checkpoint")
