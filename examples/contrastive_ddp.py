@@ -25,7 +25,7 @@ class Matcher(nn.Module):
         return heard, told, self.log_scale.exp()
 
 
-class Gather(torch.autograd.Function):  # torch's own are deprecated since 2.14, or not in 2.10
+class Gather(torch.autograd.Function):  # torch's own: deprecated by 2.15, or missing from 2.10
     @staticmethod
     def forward(ctx, mine):
         whole = mine.new_empty(world_size, *mine.shape)
@@ -74,14 +74,14 @@ share = args.batch_size // world_size  # what one process takes of each step's b
 train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True)
 
 torch.manual_seed(0)
-model = DDP(Matcher().to(device))  # whose gradients DDP averages: the temperature's too
+model = DDP(Matcher().to(device))  # the temperature is in it: its gradient is averaged too
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 for epoch in range(args.epochs):
     sampler.set_epoch(epoch)
     total = 0
     for waves, words in train_loader:
         heard, told, scale = model(waves.to(device), words.to(device))
-        heard, told = Gather.apply(heard), Gather.apply(told)  # not as one: pairs stay in order
+        heard, told = Gather.apply(heard), Gather.apply(told)  # each alone: pairs keep their order
         loss = loss_function(heard, told, scale)  # the whole batch's, on every rank
         optimizer.zero_grad()
         loss.backward()
