@@ -251,7 +251,7 @@ GOOD = {  # what is changed in the first script, and in the converted one
 PAIRS = {"waves": ["--epochs", "2", "--batch-size", "48"],
          "language_model": ["--epochs", "5"],  # after the third its learning rate falls
          "autoencoder": ["--epochs", "2"],
-         "stream": ["--samples", "961"]}
+         "stream": ["--samples", "961"], "contrastive": ["--epochs", "2"]}
 
 
 @pytest.mark.parametrize("processes", [2, 3])
