@@ -1,0 +1,115 @@
+"""Which samples a step was made of, in both runs: the same, fewer, others, or other values."""
+import itertools
+import math
+from dataclasses import dataclass
+
+SAME = 1e-4  # two checksums, of the largest: samples that nothing but rounding parts
+
+
+@dataclass
+class Samples:
+    """What the ranks of a step were fed together, beside what the original was."""
+    relation: str = "unknown"
+    sizes: str = ""
+    original: int = 0  # how many
+    ranks: tuple = ()
+    other: tuple = ()  # arguments whose values differ where the first one's do not
+
+
+def matched(one, other):
+    """How many of the checksums are in both."""
+    one, other = sorted(one), sorted(other)
+    close = SAME * max(map(abs, one + other), default=0)
+    i = j = found = 0
+    while i < len(one) and j < len(other):
+        if abs(one[i] - other[j]) <= close:
+            i, j, found = i + 1, j + 1, found + 1
+        elif one[i] < other[j]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def relate(original, ranks):
+    """In a word, how the samples of all ranks relate to the original's."""
+    together = [*itertools.chain(*ranks)]
+    if not original or not together:
+        return "unknown", 0
+    found = matched(original, together)
+    share = found / max(len(original), len(together))
+    if found == len(original) == len(together):
+        return "same", 1
+    if len(ranks) > 1 and all(len(rank) == len(original) == matched(rank, original)
+                              for rank in ranks):
+        return "whole", 1
+    if len(ranks) > 1 and all(len(rank) == matched(rank, ranks[0]) for rank in ranks):
+        return "alike", share
+    if found == len(original):
+        return "repeated", share
+    if found == len(together):
+        return "left out", share
+    return "others", share
+
+
+def fed(step, name, axis):
+    return [number for one in step.fed if one.name == name for number in getattr(one, axis)]
+
+
+def of_argument(name, one, shares):
+    """By whichever of the first two dimensions the samples are told apart."""
+    found = {axis: relate(fed(one, name, axis), [fed(share, name, axis) for share in shares])
+             for axis in ("rows", "columns")}
+    best = max(found, key=lambda axis: found[axis][1])
+    return best, found[best][0]
+
+
+def shapes(step):
+    return " and ".join(sorted({str(one.shape) for one in step.fed if one.shape})) or "nothing"
+
+
+def compare(one, shares, steps, name):
+    """The samples of a step; steps: all of the original's, name: its script's."""
+    both = [fed.name for fed in one.fed
+            if all(fed.name in {other.name for other in share.fed} for share in shares)]
+    names = [*dict.fromkeys(both)]
+    sizes = f"{name} was fed {shapes(one)}, the ranks {', '.join(map(shapes, shares))}"
+    if not names:
+        return Samples(sizes=sizes)
+    relations = {argument: of_argument(argument, one, shares) for argument in names}
+    axis, relation = relations[names[0]]
+    if relation == "whole" and any(other != "whole" for _, other in relations.values()):
+        relation = "unknown"  # what all samples share, a graph perhaps
+    elif relation == "others":
+        relation = "others" if found_elsewhere(names[0], axis, shares, steps) else "values"
+    other = tuple(argument for argument, (_, its) in relations.items() if its != "same")
+    counts = [len(fed(share, names[0], axis)) for share in shares]
+    return Samples(relation, sizes, len(fed(one, names[0], axis)), tuple(counts),
+                   other if relation == "same" else ())
+
+
+def found_elsewhere(name, axis, shares, steps):
+    """Whether the ranks' samples are those of other steps of the original."""
+    known = [number for step in steps for number in fed(step, name, axis)]
+    ours = [number for share in shares for number in fed(share, name, axis)]
+    return matched(known, ours) > 0.5 * len({*ours})
+
+
+def losses(one, shares, samples):
+    """How the ranks' losses make up the original's."""
+    whole, parts = sum(one.losses), [sum(share.losses) for share in shares]
+    if not one.losses or not all(share.losses for share in shares) or not math.isfinite(whole):
+        return "unknown"
+
+    def is_whole(value):
+        return math.isclose(value, whole, rel_tol=1e-5, abs_tol=1e-12)
+    if all(map(is_whole, parts)):
+        return "each"
+    if is_whole(sum(parts) / len(parts)):
+        return "mean"
+    if is_whole(sum(parts)):
+        return "sum"
+    if sum(samples.ranks) and is_whole(
+            sum(map(math.prod, zip(samples.ranks, parts))) / sum(samples.ranks)):
+        return "mean of samples"
+    return "other"
