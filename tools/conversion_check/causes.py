@@ -87,7 +87,8 @@ class Evidence:
 
 def why(e):
     """What explains another step: the first of these that was seen."""
-    return not_trained(e) or other_samples(e) or other_factor(e) or random_numbers(e) or unequal(e)
+    return (not_trained(e) or same_numbers(e) or other_samples(e) or other_factor(e)
+            or own_numbers(e) or unequal(e))
 
 
 def not_trained(e):
@@ -117,13 +118,13 @@ def other_samples(e):
             relation == "others"):
         return Fault(f"one of the two shuffles, by {original.sampler if original.shuffles else ours.sampler}"
                      ", one does not", "Two routes")
-    if relation in ("repeated", "left out"):
-        return Fault(f"samples are {relation}: {e.samples.sizes}", "Two routes")
+    if relation in ("repeated", "left out", "overlap"):
+        said = "repeated, and others left out" if relation == "overlap" else relation
+        return Fault(f"samples are {said}: {e.samples.sizes}", "Two routes")
     if relation == "others":
         if e.lengths[0] != e.lengths[1]:
             return Fault(f"an epoch had {e.lengths[0]} steps and has {e.lengths[1]}", "Two routes")
-        return Fault(f"other samples than in {e.name}, of those that it has in other steps: "
-                     f"{e.samples.sizes}", "Two routes")
+        return Fault(f"other samples than {e.name} has in this step: {e.samples.sizes}", "Two routes")
     return None
 
 
@@ -145,23 +146,40 @@ def other_factor(e):
                  "Sums and unequal parts")
 
 
-def random_numbers(e):
-    """What is drawn for its own samples must differ between ranks; then no more can be compared."""
-    values = e.samples.relation == "values" or e.samples.other
-    if e.losses in ("mean", "sum", "each", "mean of samples") and not values:
-        return None  # random numbers would change the loss
-    if alike := [name for name in e.drawing if e.alike(name)]:
-        return Fault(f"both draw random numbers in each step ({' and '.join(alike)}'s), and all "
-                     "ranks the same: noise or augmentation", "Random numbers")
+def drawn_values(e):
+    """Arguments of the model with other values than the original's."""
+    return [name for name, relation in e.samples.relations.items()
+            if relation in ("alike", "overlap", "values")]
+
+
+def loss_is_explained(e):
+    return e.losses in ("mean", "sum", "each", "mean of samples") and not drawn_values(e)
+
+
+def same_numbers(e):
+    """What is drawn for its own samples must differ between ranks."""
+    alike = [name for name in e.drawing if e.alike(name)]
+    if not alike or e.samples.relation == "same" and (loss_is_explained(e) or e.factor):
+        return None
+    if e.samples.relation == "same" or drawn_values(e):
+        return Fault(f"both draw random numbers in each step, by {' and '.join(alike)}, and all ranks "
+                     "the same: noise, augmentation or the samples of a batch", "Random numbers")
+    return None
+
+
+def own_numbers(e):
+    """Then no more can be compared."""
+    if loss_is_explained(e) or e.samples.relation not in ("same", "values", "unknown"):
+        return None
+    cure = "Nothing more can be seen until these are 0 in both scripts, or drawn for the whole batch"
     if e.drawing:
-        return Fault(f"both draw random numbers in each step ({' and '.join(e.drawing)}'s), each rank "
-                     "its own, as it should for noise and augmentation: nothing more can be seen until "
-                     "these are 0 in both scripts, or drawn for the whole batch",
+        return Fault(f"both draw random numbers in each step, by {' and '.join(e.drawing)}, each rank "
+                     f"its own, as it should for noise and augmentation. {cure}",
                      "Random numbers", unknown=True)
-    if e.samples.relation == "values":
-        return Fault(f"the model is fed values that {e.name} never feeds it: is there augmentation or "
-                     "noise in loader workers, or by a generator of the script's own? Nothing more can "
-                     "be seen until it is left out of both", "Random numbers", unknown=True)
+    if drawn_values(e):
+        return Fault(f"the model is fed values that {e.name} never feeds it, augmentation or noise "
+                     f"perhaps, drawn in loader workers or by a generator of the script's own. {cure}",
+                     "Random numbers", unknown=True)
     return None
 
 

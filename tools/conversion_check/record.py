@@ -11,6 +11,7 @@ class Fed:
     """One tensor that a call of a model in training was given."""
     name: str  # the model's class, and which of its arguments
     shape: list
+    whole_numbers: bool = False  # tokens, classes: no noise
     rows: list = field(default_factory=list)  # a checksum of each row, and of each column,
     columns: list = field(default_factory=list)  # for samples may lie along either
 

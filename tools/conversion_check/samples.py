@@ -1,7 +1,7 @@
 """Which samples a step was made of, in both runs: the same, fewer, others, or other values."""
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 SAME = 1e-4  # two checksums, of the largest: samples that nothing but rounding parts
 
@@ -13,7 +13,7 @@ class Samples:
     sizes: str = ""
     original: int = 0  # how many
     ranks: tuple = ()
-    other: tuple = ()  # arguments whose values differ where the first one's do not
+    relations: dict = field(default_factory=dict)  # the same for each argument
 
 
 def matched(one, other):
@@ -49,6 +49,8 @@ def relate(original, ranks):
         return "repeated", share
     if found == len(together):
         return "left out", share
+    if all(len(rank) == matched(rank, original) for rank in ranks):
+        return "overlap", share
     return "others", share
 
 
@@ -76,23 +78,28 @@ def compare(one, shares, steps, name):
     sizes = f"{name} was fed {shapes(one)}, the ranks {', '.join(map(shapes, shares))}"
     if not names:
         return Samples(sizes=sizes)
-    relations = {argument: of_argument(argument, one, shares) for argument in names}
-    axis, relation = relations[names[0]]
-    if relation == "whole" and any(other != "whole" for _, other in relations.values()):
+    relations = {}
+    for argument in names:
+        axis, relation = of_argument(argument, one, shares)
+        if relation == "others" and not whole_numbers(one, argument) and not found_elsewhere(argument, axis, shares, steps):
+            relation = "values"
+        relations[argument] = relation
+    axis, relation = of_argument(names[0], one, shares)[0], relations[names[0]]
+    if relation == "whole" and {*relations.values()} != {"whole"}:
         relation = "unknown"  # what all samples share, a graph perhaps
-    elif relation == "others":
-        relation = "others" if found_elsewhere(names[0], axis, shares, steps) else "values"
-    other = tuple(argument for argument, (_, its) in relations.items() if its != "same")
     counts = [len(fed(share, names[0], axis)) for share in shares]
-    return Samples(relation, sizes, len(fed(one, names[0], axis)), tuple(counts),
-                   other if relation == "same" else ())
+    return Samples(relation, sizes, len(fed(one, names[0], axis)), tuple(counts), relations)
+
+
+def whole_numbers(step, name):
+    return any(fed.whole_numbers for fed in step.fed if fed.name == name)
 
 
 def found_elsewhere(name, axis, shares, steps):
     """Whether the ranks' samples are those of other steps of the original."""
     known = [number for step in steps for number in fed(step, name, axis)]
     ours = [number for share in shares for number in fed(share, name, axis)]
-    return matched(known, ours) > 0.5 * len({*ours})
+    return matched(known, ours) > 0.9 * len({*ours})
 
 
 def losses(one, shares, samples):

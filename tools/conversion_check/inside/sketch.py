@@ -66,7 +66,7 @@ def checksums(matrix):
 
 def describe(name, tensor):
     """What a model was fed, by which the same samples are known again."""
-    one = Fed(name, list(tensor.shape))
+    one = Fed(name, list(tensor.shape), not (tensor.is_floating_point() or tensor.is_complex()))
     with torch.no_grad(), contextlib.suppress(RuntimeError):  # a tensor without numbers of its own
         if tensor.dim():
             one.rows = checksums(whole(tensor).reshape(len(tensor), -1))
