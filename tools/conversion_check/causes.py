@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from conversion_check import samples as fed
 from conversion_check.record import BUCKETS, Pass
 
+SHARED_OUT = ("", "no sampler", "RandomSampler", "SequentialSampler", "SubsetRandomSampler",
+              "_InfiniteConstantSampler")  # by DistributedSampler, or a dataset's own lines
 NO_LONGER = 0.1  # of a difference: a factor that leaves less of it explains it
 
 
@@ -108,10 +110,14 @@ def other_samples(e):
     if relation == "alike":
         return Fault("the ranks are fed the same samples, so that each rank goes through all "
                      f"samples: {e.samples.sizes}", "Two routes")
-    if n > 1 and e.samples.original and total == n * e.samples.original:
+    if relation != "unknown" and n > 1 and total == n * e.samples.original:
         return Fault(f"each rank takes a whole batch: {e.samples.sizes}", "Two routes")
     if n > 1 and relation != "unknown" and total < 0.6 * e.samples.original:
         return Fault(f"the batch is divided twice: {e.samples.sizes}", "Two routes")
+    if relation in ("others", "values", "overlap") and original.sampler not in SHARED_OUT and (
+            original.sampler != ours.sampler):
+        return Fault(f"the samples are drawn by {original.sampler} in {e.name}, by "
+                     f"{ours.sampler or 'no sampler'} now", "Two routes")
     if ours.again:
         return Fault("the samples come in the order of an epoch before: no set_epoch", "Two routes")
     if original.sampler and ours.sampler and original.shuffles != ours.shuffles and (

@@ -141,8 +141,8 @@ def run(command, workspace, args, **options):
 
 
 def read_run(command, records, status=0, waits=(), left=()):
-    scripts = [word for word in command.split() if word.endswith(".py")]
-    name = os.path.basename(scripts[0]) if scripts else command
+    found = re.search(r"(?:^|[\s/])([^\s/]+\.py)(?=$|\s)|.* -m (\S+)", command)
+    name = found[1] or found[2] if found else command
     stdout = "".join(file.read_text(errors="replace") for file in sorted(records.glob("*stdout")))
     stderr = (records / "stderr").read_text(errors="replace")
     return Run(name, status, stdout, stderr, read_ranks(records), waits, left)

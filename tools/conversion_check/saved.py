@@ -22,34 +22,48 @@ def pairs(original, converted):
     return [(name, name) for name in both] + [*zip(*others)]
 
 
+def under_other_names(one, other):
+    """The original's names of the tensors that are there under others: FSDP's optimizer has the
+    parameters' names, torch.optim's their numbers."""
+    lacking = [name for name in one.tensors if name not in other.tensors]
+    more = [name for name in other.tensors if name not in one.tensors]
+    shapes = [[tensors[name][0] for name in names]
+              for tensors, names in ((one.tensors, lacking), (other.tensors, more))]
+    return dict(zip(more, lacking)) if lacking and shapes[0] == shapes[1] else {}
+
+
 def tensors_apart(one, nudged, other, drift):
     """The first tensor that is further from the original's than rounding explains."""
     for name, (_, numbers) in one.tensors.items():
         if name not in nudged.tensors or name.endswith("num_batches_tracked"):
             continue
         by_rounding = distance(numbers, nudged.tensors[name][1])
-        if not distance(numbers, other.tensors[name][1]) <= TIMES * max(
-                by_rounding, drift * norm(numbers)):
+        if not distance(numbers, other[name][1]) <= TIMES * max(by_rounding, drift * norm(numbers)):
             return name
     return None
 
 
 def compare_save(name, one, nudged, other, judges, drift):
     """One call of torch.save in the original, and its counterpart."""
-    names = {**one.tensors, **one.values}
     ours = {**other.tensors, **other.values}
-    if any("module." in key for key in ours) and not any("module." in key for key in names):
+    if any("module." in key for key in ours) and not any(
+            "module." in key for key in {**one.tensors, **one.values}):
         return f"{name}: the saved names begin with `module.`", "Saving"
-    if missing := [key for key in names if key not in ours]:
+    renamed = under_other_names(one, other)
+    tensors = {renamed.get(key, key): saved for key, saved in other.tensors.items()}
+    missing = [key for key in one.tensors if key not in tensors]
+    missing += [key for key in one.values if key not in other.values]
+    if missing:
         return f"{name}: {', '.join(missing[:3])} is not saved", "Saving"
     for key, (shape, _) in one.tensors.items():
-        if key not in other.tensors or other.tensors[key][0] != shape:
+        if tensors[key][0] != shape:
             return f"{name}: {key} is saved in another shape", "Saving"
-    if key := tensors_apart(one, nudged, other, drift):
+    if key := tensors_apart(one, nudged, tensors, drift):
         return f"{name}: another {key} is saved", "Saving"
     for key, a in one.values.items():
-        if judges[key].parts(a, nudged.values.get(key, math.nan), other.values.get(key, math.nan)):
-            return f"{name}: another {key} is saved: {other.values[key]:g} instead of {a:g}", "Printed figures"
+        if judges[key].parts(a, nudged.values.get(key, math.nan), other.values[key]):
+            return (f"{name}: another {key} is saved: {other.values[key]:g} instead of {a:g}",
+                    "Printed figures")
     return None
 
 
@@ -87,7 +101,9 @@ def more_than_before(first, many, original, converted):
         yield f"{', '.join(more)}: saved by {many.name} alone"
     for name, ours in pairs(original, converted):
         one, other = original[name][0][1], converted[ours][0][1]
-        known = {**one.tensors, **one.values}
+        if renamed := under_other_names(one, other):
+            yield f"{ours}: {', '.join([*renamed.values()][:3])} are saved under other names"
+        known = {**one.tensors, **one.values, **renamed}
         if more := [key for key in {**other.tensors, **other.values} if key not in known]:
             yield f"{ours}: {', '.join(more[:3])} is saved by {many.name} alone"
     if images := {*first.remarks("image"), *many.remarks("image")}:

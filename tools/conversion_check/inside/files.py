@@ -8,7 +8,7 @@ import signal
 import sys
 
 import torch
-from torch.utils._pytree import keystr, tree_leaves_with_path
+from torch.utils._pytree import tree_leaves_with_path
 
 from conversion_check.inside import guard, notes
 from conversion_check.inside.sketch import sketch
@@ -26,16 +26,21 @@ def inside_copy(file):
     return os.path.relpath(os.path.realpath(path), os.environ["CHECK_CONVERSION_FOLDER"])
 
 
+def name_of(key):
+    """One step of the way to a part of what is saved."""
+    return str(next(getattr(key, kind) for kind in ("key", "idx", "name") if hasattr(key, kind)))
+
+
 def note_and_save(value, file, *given, **options):
     if isinstance(file, (str, os.PathLike)):
         guard.keep(file)  # torch opens it in C++
     whole = value.state_dict() if isinstance(value, torch.nn.Module) else value
     tensors, values = {}, {}
     for path, part in tree_leaves_with_path(whole):
-        name = keystr(path).replace("']['", ".").strip("[']") or "the tensor"
+        name = ".".join(map(name_of, path)) or "the tensor"
         if isinstance(part, torch.Tensor) and part.shape != GENERATOR:
             tensors[name] = list(part.shape), sketch([part])
-        elif isinstance(part, (bool, int, float)):
+        elif isinstance(part, (bool, int, float)) and ".params." not in name:  # an optimizer's count
             values[name] = float(part)
     notes.note(Saved(inside_copy(file), tensors, values))
     return save(value, file, *given, **options)
