@@ -12,8 +12,9 @@ import signal
 import sys
 import traceback
 
+from conversion_check.ending import check_again, check_original
 from conversion_check.running import run
-from conversion_check.verdict import check_again, check_original, judge
+from conversion_check.verdict import judge
 from conversion_check.workspace import CannotSay, Workspace
 
 

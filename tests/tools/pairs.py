@@ -8,7 +8,7 @@ from pathlib import Path
 from launch import ROOT, train
 
 sys.path.insert(0, str(ROOT / "tools"))
-from conversion_check import running, verdict
+from conversion_check import ending, running, verdict
 from conversion_check.workspace import CannotSay, Workspace
 
 BEFORE = """
@@ -87,10 +87,10 @@ def changed(text, *changes):
     return text
 
 
-def record(text, *arguments, name="train.py", processes=0, **noted):
+def record(text, *arguments, name="train.py", processes=0, links=(), without=(), **noted):
     """A run as by its command line, but its ranks are forked, which takes a second: in a copy of the current folder."""
     Path(name).write_text(text)
-    workspace, status, stderr = Workspace("."), 0, io.StringIO()
+    workspace, status, stderr = Workspace(".", links, without), 0, io.StringIO()
     root, copy = workspace.copy()
     records = root.with_name(f"{root.name}.records")
     records.mkdir()
@@ -113,20 +113,20 @@ def record(text, *arguments, name="train.py", processes=0, **noted):
 
 
 def record_twice(text, *arguments, **noted):
-    key = text, arguments, *noted
+    key = text, arguments, str(noted)
     if key not in twice:
         twice[key] = (record(text, *arguments, **noted), record(text, *arguments, CHECK_CONVERSION_NUDGE=1, **noted))
     return twice[key]
 
 
-def judge(before, after, processes, *arguments, name="train_ddp.py", **noted):
+def judge(before, after, processes=2, *arguments, name="train_ddp.py", **noted):
     """Status and words of the check."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         try:
             first, again = record_twice(before, *arguments, **noted)
-            verdict.check_original(first)
-            verdict.check_again(first, again)
+            ending.check_original(first)
+            ending.check_again(first, again)
             many = record(after, *arguments, name=name, processes=processes, **noted)
             status = verdict.judge(first, again, many)
         except CannotSay as reason:

@@ -41,7 +41,7 @@ RECURRENT = [(MODEL, "nn.LSTM(4, 8, num_layers=2, dropout=0.5, proj_size=1, batc
 ENDLESS = [("import torch\n", "import itertools\nimport torch\nfrom torch.utils.data import RandomSampler\n"),
            ("in loader:", "in itertools.islice(loader, 6):")]
 ENDLESS_SAMPLER = "sampler=RandomSampler(data, replacement=True, num_samples=10**10)"
-LOOK = ("for epoch in", "print(next(iter(loader))[0].shape[1:])\nfor epoch in")
+LOOK = ("for epoch in", "assert next(iter(loader))[0].shape[1:] == (4,)\nfor epoch in")
 SCALED = ("data = TensorDataset(x, x.sum(dim=1, keepdim=True))\n", """
 class Scaled(nn.Module):
     def forward(self, x):
@@ -108,20 +108,9 @@ def test_the_pairs_train_print_and_save_the_same_with_one_two_and_three_processe
         assert all(float(figure) < 1e-9 for figure in re.findall(r"(?:within|by) (\de-\d+)", said)), said
 
 
-CHAOS = [("nn.Tanh()", "nn.ReLU()"), ("nn.Linear(4, 8)", "nn.Linear(4, 64)"), ("nn.Linear(8, 1)", "nn.Linear(64, 1)"),
-         ("lr=0.05", "lr=0.9"), ("range(2)", "range(6)"), (LOSS, LOSS.replace("mse_loss", "l1_loss"))]
-
-
 def test_where_rounding_has_grown_large_the_verdict_says_from_which_step_on():
-    status, said = judge(changed(BEFORE, *CHAOS), changed(AFTER, *CHAOS), 3)
-    assert status in (0, 1) and said.startswith("the same training: ")
-    assert re.search(r"from step \d+ on rounding alone moves the weights by 1% .*--float64 sees farther", said), said
-
-
-def test_a_fault_before_rounding_grows_is_seen_all_the_same():
-    status, said = judge(changed(BEFORE, *CHAOS), changed(AFTER, *CHAOS, (
-        REDUCE, REDUCE + "    model.module[2].bias.data += 1e-4\n")), 2)
-    assert status == 1 and said.startswith("NOT THE SAME TRAINING step 7: the weights are others")
+    status, said = judge(*(changed(text, *changes) for text, changes in zip((BEFORE, AFTER), GOOD["lbfgs"])), 2)
+    assert status == 0 and re.search(r"from step [2-5] on rounding alone moves the weights by 1% .*--float64 sees farther", said)
 
 
 def test_what_stood_still_is_named_with_what_to_do():

@@ -1,102 +1,23 @@
 """Why a step went otherwise: each cause rests on something that was noted."""
 import math
-from dataclasses import dataclass
 
-from conversion_check import samples as fed
-from conversion_check.record import BUCKETS, Pass
+from conversion_check.evidence import Fault, apart_in, distance, norm
 
 SHARED_OUT = ("", "no sampler", "RandomSampler", "SequentialSampler", "SubsetRandomSampler",
               "_InfiniteConstantSampler")  # by DistributedSampler, or a dataset's own lines
-NO_LONGER = 0.1  # of a difference: a factor that leaves less of it explains it
-
-
-@dataclass
-class Fault:
-    text: str
-    heading: str  # of the chapter, which says what to do
-    step: int = 0
-    unknown: bool = False  # it keeps the check from seeing more, and is none
-
-
-def norm(numbers):
-    return math.hypot(*numbers)
-
-
-def distance(one, other):
-    return math.dist(one, other) if len(one) == len(other) else math.inf
-
-
-def factor_between(one, other):
-    """What all of one times is the other, or None where no factor explains their difference."""
-    apart = distance(one, other)
-    if not math.isfinite(apart) or not norm(one):
-        return None
-    factor = sum(map(math.prod, zip(one, other))) / norm(one) ** 2
-    left = math.dist([factor * number for number in one], other)
-    return factor if left < NO_LONGER * apart else None
-
-
-def of_tensors(numbers):
-    return [numbers[i:i + BUCKETS] for i in range(0, len(numbers), BUCKETS)]
-
-
-def apart_in(names, one, other):
-    """The parameters whose numbers differ most, with the factor between them if there is one."""
-    pairs = [*zip(names, of_tensors(one), of_tensors(other))]
-    most = max((distance(a, b) for _, a, b in pairs), default=0)
-    found = []
-    for name, a, b in pairs:
-        if distance(a, b) > NO_LONGER * most:
-            factor = factor_between(a, b)
-            found.append(f"{name} ({factor:.3g} times)" if factor is not None else name)
-    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-    return ", ".join(found[:5]) + more
-
-
-@dataclass
-class Evidence:
-    """Of one step: what was noted in the original, and in each rank."""
-    name: str  # of the original's script
-    one: object
-    shares: list
-    samples: fed.Samples
-    losses: str
-    lengths: tuple  # steps of the first pass over the samples, in both
-    names: list  # of the parameters
-
-    @property
-    def count(self):
-        return len(self.shares)
-
-    @property
-    def factor(self):
-        return factor_between(self.one.gradients, self.shares[0].gradients)
-
-    @property
-    def passes(self):
-        """The last pass over the samples of each."""
-        return [step.passes[-1] if step.passes else Pass("", False)
-                for step in (self.one, *self.shares)]
-
-    @property
-    def drawing(self):
-        """Generators that move in both from step to step."""
-        return [name for name in self.one.draws if name in self.shares[0].draws]
-
-    def alike(self, generator):
-        return len({share.states[generator] for share in self.shares}) == 1 < self.count
 
 
 def why(e):
     """What explains another step: the first of these that was seen."""
-    return (not_trained(e) or same_numbers(e) or other_samples(e) or other_factor(e)
+    seen = (not_trained(e) or same_numbers(e) or other_samples(e) or other_factor(e)
             or own_numbers(e) or unequal(e))
+    return seen if seen or e.blurred else what_is_known(e)
 
 
 def not_trained(e):
     if not any(e.shares[0].gradients) and any(e.one.gradients):
-        return Fault("there are no gradients: has the optimizer the parameters of the model that is "
-                     "trained, or was it made before?", "Training goes through DDP")
+        return Fault("there are no gradients: has the optimizer the parameters of the model that "
+                     "is trained, or was it made before?", "Training goes through DDP")
     return None
 
 
@@ -122,15 +43,16 @@ def other_samples(e):
         return Fault("the samples come in the order of an epoch before: no set_epoch", "Two routes")
     if original.sampler and ours.sampler and original.shuffles != ours.shuffles and (
             relation == "others"):
-        return Fault(f"one of the two shuffles, by {original.sampler if original.shuffles else ours.sampler}"
-                     ", one does not", "Two routes")
+        shuffling = original.sampler if original.shuffles else ours.sampler
+        return Fault(f"one of the two shuffles, by {shuffling}, one does not", "Two routes")
     if relation in ("repeated", "left out", "overlap"):
         said = "repeated, and others left out" if relation == "overlap" else relation
         return Fault(f"samples are {said}: {e.samples.sizes}", "Two routes")
     if relation == "others":
         if e.lengths[0] != e.lengths[1]:
             return Fault(f"an epoch had {e.lengths[0]} steps and has {e.lengths[1]}", "Two routes")
-        return Fault(f"other samples than {e.name} has in this step: {e.samples.sizes}", "Two routes")
+        return Fault(f"other samples than {e.name} has in this step: {e.samples.sizes}",
+                     "Two routes")
     return None
 
 
@@ -142,8 +64,8 @@ def other_factor(e):
     if math.isclose(e.factor * e.count, 1, rel_tol=0.01) and e.count > 1:
         reason = ("the sum of the ranks' losses is the loss before: DDP takes the mean over ranks, "
                   "so multiply by world_size" if e.losses == "sum" else
-                  "DDP takes the mean over ranks (is the loss a sum over the batch, or are gradients "
-                  "clipped to another norm?)")
+                  "DDP takes the mean over ranks (is the loss a sum over the batch, or are "
+                  "gradients clipped to another norm?)")
         return Fault(f"{is_factor} = 1/{e.count}, the number of processes: {reason}",
                      "Sums and unequal parts")
     if math.isclose(e.factor, e.count, rel_tol=0.01) and e.count > 1:
@@ -165,11 +87,12 @@ def loss_is_explained(e):
 def same_numbers(e):
     """What is drawn for its own samples must differ between ranks."""
     alike = [name for name in e.drawing if e.alike(name)]
-    if not alike or e.samples.relation == "same" and (loss_is_explained(e) or e.factor):
+    if not alike or (e.samples.relation == "same" and (loss_is_explained(e) or e.factor)):
         return None
     if e.samples.relation == "same" or drawn_values(e):
-        return Fault(f"both draw random numbers in each step, by {' and '.join(alike)}, and all ranks "
-                     "the same: noise, augmentation or the samples of a batch", "Random numbers")
+        return Fault(f"both draw random numbers in each step, by {' and '.join(alike)}, and all "
+                     "ranks the same: noise, augmentation or the samples of a batch",
+                     "Random numbers")
     return None
 
 
@@ -177,28 +100,35 @@ def own_numbers(e):
     """Then no more can be compared."""
     if loss_is_explained(e) or e.samples.relation not in ("same", "values", "unknown"):
         return None
-    cure = "Nothing more can be seen until these are 0 in both scripts, or drawn for the whole batch"
+    cure = ("Nothing more can be seen until these are 0 in both scripts, or drawn for the whole "
+            "batch")
     if e.drawing:
-        return Fault(f"both draw random numbers in each step, by {' and '.join(e.drawing)}, each rank "
-                     f"its own, as it should for noise and augmentation. {cure}",
+        return Fault(f"both draw random numbers in each step, by {' and '.join(e.drawing)}, each "
+                     f"rank its own, as it should for noise and augmentation. {cure}",
                      "Random numbers", unknown=True)
     if drawn_values(e):
         return Fault(f"the model is fed values that {e.name} never feeds it, augmentation or noise "
-                     f"perhaps, drawn in loader workers or by a generator of the script's own. {cure}",
-                     "Random numbers", unknown=True)
+                     "perhaps, drawn in loader workers or by a generator of the script's own. "
+                     f"{cure}", "Random numbers", unknown=True)
     return None
 
 
 def unequal(e):
-    """The same samples as far as is known."""
-    where = apart_in(e.names, e.one.gradients, e.shares[0].gradients)
-    known = "the same samples" if e.samples.relation == "same" else e.samples.sizes
+    """Parts that count as equals and are not."""
     if len({*e.samples.ranks}) > 1 and e.losses == "mean of samples":
         return Fault(f"a mean over parts that are not equal: {e.samples.sizes}",
                      "Sums and unequal parts")
     if len({tuple(share.norms) for share in e.shares}) > 1:
-        return Fault(f"gradients are clipped before they are averaged, at norms of "
-                     f"{', '.join(str(share.norms[-1:]) for share in e.shares)}", "No common factor")
+        norms = ", ".join(f"{share.norms[-1]:.3g}" for share in e.shares if share.norms)
+        return Fault(f"gradients are clipped before they are averaged, at norms of {norms}",
+                     "No common factor")
+    return None
+
+
+def what_is_known(e):
+    """No cause, but where to look for it."""
+    where = apart_in(e.names, e.one.gradients, e.shares[0].gradients)
+    known = "the same samples" if e.samples.relation == "same" else e.samples.sizes
     size = distance(e.one.gradients, e.shares[0].gradients) / (norm(e.one.gradients) or 1)
     said = f"gradients {size:.2g} of their norm apart, most in {where}"
     if e.losses in ("mean", "each"):
@@ -208,8 +138,8 @@ def unequal(e):
                      "Sums and unequal parts")
     if e.losses == "other":
         parts = ", ".join(f"{sum(share.losses):.6g}" for share in e.shares)
-        return Fault(f"{known}, and a loss of {parts} in the ranks, {sum(e.one.losses):.6g} in {e.name}: "
-                     "neither their mean nor their sum is that. Do parts count differently (padding, "
-                     f"ignore_index), or is something computed over the batch? {said}",
+        return Fault(f"{known}, and a loss of {parts} in the ranks, {sum(e.one.losses):.6g} in "
+                     f"{e.name}: neither their mean nor their sum is that. Do parts count "
+                     f"differently (padding, ignore_index), or is something computed over the batch? {said}",
                      "No common factor")
     return Fault(f"{known}; {said}", "No common factor")

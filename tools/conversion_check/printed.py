@@ -3,14 +3,14 @@ import collections
 import re
 from dataclasses import dataclass, field
 
-from conversion_check.causes import Fault
+from conversion_check.evidence import Fault
 from conversion_check.record import Logged
 
 NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?"
 VARIES = (rf"\S+\.[a-z]\w*|{NUMBER} ?(?:\S+/s\w*|m?s|sec\w*|min\w*)\b|\d+:\d\d[:\d]*"
           rf"|(?:time|eta|elapsed|dt)\W*{NUMBER}")  # files and times
 TIMES = 5  # as far as rounding parts a figure, it may part
-BY_ROUNDING = 100  # times as far as the weights: what is further apart in the original is no rounding
+BY_ROUNDING = 100  # times as far as the weights; further apart in the original is no rounding
 
 
 @dataclass
@@ -105,8 +105,8 @@ def say_lines(first, many, total, same, missing, converted):
         return Compared("no line was printed by either" if not converted else
                         f"{first.name} prints no line")
     if not same and with_figures and not any("#" in words for words in converted):
-        return Compared(fault=Fault(f"{many.name} prints none of the {len(with_figures)} lines with "
-                                    f"figures that {first.name} prints", "Printed figures"))
+        return Compared(fault=Fault(f"{many.name} prints none of the {len(with_figures)} lines "
+                                    f"with figures that {first.name} prints", "Printed figures"))
     remarks = [f"not printed by {many.name} in these words: {missing[0].strip()}"
                + f" (and {len(missing) - 1} more lines)" * (len(missing) > 1)] if missing else []
     return Compared(f"{same} of {total} lines the same", remarks=remarks)

@@ -91,7 +91,8 @@ def compare(one, again, shares, steps, name):
     relations = {}
     for argument in names:
         axis, relation = of_argument(argument, one, shares)
-        if relation == "others" and not whole_numbers(one, argument) and not found_elsewhere(argument, axis, shares, steps):
+        if relation == "others" and not (whole_numbers(one, argument)
+                                         or found_elsewhere(argument, axis, shares, steps)):
             relation = "values"
         elif relation == "repeated" and len({calls(step, argument) for step in (one, *shares)}) > 1:
             relation = "unknown"  # the model is called more often with the same samples

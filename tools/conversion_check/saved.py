@@ -2,7 +2,7 @@
 import collections
 import math
 
-from conversion_check.causes import Fault, distance, norm
+from conversion_check.evidence import Fault, distance, norm
 from conversion_check.printed import TIMES, Compared, Figures
 from conversion_check.record import Saved
 
@@ -74,8 +74,8 @@ def compare_saved(first, again, many, drift):
         if len({rank for rank, _ in others}) > 1:
             return Compared(fault=Fault(f"{ours} is saved by more than one rank", "Saving"))
         if len(others) != len(saves):
-            return Compared(fault=Fault(f"{ours} is saved {len(others)} times instead of {len(saves)}",
-                                        "Decisions"))
+            return Compared(fault=Fault(f"{ours} is saved {len(others)} times instead of "
+                                        f"{len(saves)}", "Decisions"))
         judges = collections.defaultdict(lambda: Figures(drift))
         nudged = [save for _, save in twice[name]]
         for (_, one), again_, (_, other) in zip(saves, nudged, others):
@@ -85,7 +85,8 @@ def compare_saved(first, again, many, drift):
         names = ", ".join(name for name in original if name not in converted)
         return Compared(fault=Fault(f"{len(converted)} files are saved instead of {len(original)}, "
                                     f"without {names}", "Saving"))
-    return Compared(say_files(original), remarks=[*more_than_before(first, many, original, converted)])
+    remarks = [*more_than_before(first, many, original, converted)]
+    return Compared(say_files(original), remarks=remarks)
 
 
 def say_files(original):

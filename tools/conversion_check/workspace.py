@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 MOST = 2**30  # bytes to copy
-LEFT_OUT = (".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints",
-            ".hg", ".svn", "node_modules", ".cache", ".tox", ".nox")
+LEFT_OUT = (".git", ".hg", ".svn", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache",
+            ".ipynb_checkpoints", "node_modules", ".cache", ".tox", ".nox")
 
 
 class CannotSay(Exception):
@@ -106,7 +106,8 @@ class Workspace:
         here = {str(self.folder), os.environ.get("PWD", str(self.folder))}
         here = {path for path in here if os.path.realpath(path) == str(self.folder)}
         for path in here:
-            command = re.sub(rf"(?<![\w./-]){re.escape(path)}((?:/[^\s'\";:]*)?)(?![\w.-])", turned, command)
+            below = rf"(?<![\w./-]){re.escape(path)}((?:/[^\s'\";:]*)?)(?![\w.-])"
+            command = re.sub(below, turned, command)
         return command
 
     def state(self):

@@ -3,9 +3,8 @@ import os
 
 import torch
 import torch.nn.functional as F
-from torch.nn.modules.batchnorm import SyncBatchNorm
-
 from conversion_check.inside import notes
+from torch.nn.modules.batchnorm import SyncBatchNorm
 
 stood_still = set()  # what the script has of these
 attend, enter_autocast = F.scaled_dot_product_attention, torch.autocast.__init__

@@ -8,11 +8,10 @@ import signal
 import sys
 
 import torch
-from torch.utils._pytree import tree_leaves_with_path
-
 from conversion_check.inside import guard, notes
 from conversion_check.inside.sketch import sketch
 from conversion_check.record import Logged, Remark, Saved
+from torch.utils._pytree import tree_leaves_with_path
 
 GENERATOR = torch.get_rng_state().shape  # of its state, which is no part of training
 save, load = torch.save, torch.load
@@ -40,7 +39,7 @@ def note_and_save(value, file, *given, **options):
         name = ".".join(map(name_of, path)) or "the tensor"
         if isinstance(part, torch.Tensor) and part.shape != GENERATOR:
             tensors[name] = list(part.shape), sketch([part])
-        elif isinstance(part, (bool, int, float)) and ".params." not in name:  # an optimizer's count
+        elif isinstance(part, (bool, int, float)) and ".params." not in name:  # just a count
             values[name] = float(part)
     notes.note(Saved(inside_copy(file), tensors, values))
     return save(value, file, *given, **options)

@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 
 import torch.distributed as dist
-
 from conversion_check import record
 
 FOLDER = Path(os.environ["CHECK_CONVERSION"])

@@ -6,6 +6,7 @@ import weakref
 import zlib
 
 import torch
+from conversion_check.record import Pass
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
@@ -14,8 +15,6 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-
-from conversion_check.record import Pass
 
 go_through, go_on = DataLoader.__iter__, _BaseDataLoaderIter.__next__
 shuffle, shuffle_some = RandomSampler.__iter__, SubsetRandomSampler.__iter__

@@ -4,9 +4,8 @@ import functools
 from array import array
 
 import torch
-from torch.distributed.tensor import DTensor
-
 from conversion_check.record import BUCKETS, Fed
+from torch.distributed.tensor import DTensor
 
 ROWS = 1024  # a larger tensor is folded
 MOST_SAMPLES = 10_000

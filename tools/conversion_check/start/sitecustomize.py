@@ -7,11 +7,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
-import conversion_check.inside.guard
-import conversion_check.inside.comparable
-import conversion_check.inside.shuffles
-import conversion_check.inside.steps
-import conversion_check.inside.files  # noqa: F401
+for name in ("guard", "comparable", "shuffles", "steps", "files"):
+    importlib.import_module(f"conversion_check.inside.{name}")
 sys.path.remove(str(HERE.parent.parent))
 
 # The user may have a module of this name too.
