@@ -1,6 +1,7 @@
 """A script before and after its conversion, changed here and there, and what the check says of both."""
 import contextlib
 import io
+import os
 import re
 import sys
 from pathlib import Path
@@ -70,6 +71,7 @@ dist.destroy_process_group()
 """
 CURES = re.findall(r"^### (.*)$", (ROOT / "docs/your_own_script.md").read_text(), re.MULTILINE)
 START = f"import runpy; runpy.run_path({str(running.START / 'sitecustomize.py')!r})"
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where torchrun is
 MODEL = "nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))"
 LOSS = "nn.functional.mse_loss(model(x), y)"
 STEP = "        optimizer.step()\n"

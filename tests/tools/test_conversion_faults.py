@@ -27,7 +27,8 @@ DRAW = "if rank == 0:\n        torch.rand(1)\n    dist.all_reduce"
 
 # A fault: what is changed in both scripts, what in the converted one alone, and what is said.
 FAULTS = {
-    "a loss that is a sum": ([SUM], [], r"step 1: all gradients are 0.\d+ times those of train.py = 1/<N>,.*Sums and unequal parts"),
+    "a loss that is a sum": ([SUM], [],
+                             r"step 1: all gradients are 0.\d+ times those of train.py = 1/<N>,.*Sums and unequal parts"),
     "a loss that is a sum, which Adam hides": ([ADAM, SUM], [], r"step 1: all gradients are 0.\d+ times .* = 1/<N>,"),
     "weighted, and not multiplied": ([], [(LOSS, f"{LOSS} / world_size")],
                                      "step 1: all gradients are .* = 1/<N>.*the sum of the ranks' losses is the loss before"),

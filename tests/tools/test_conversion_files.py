@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 from launch import ROOT, Job
-from pairs import AFTER, BEFORE, STEP, changed, judge
-
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where torchrun is
+from pairs import AFTER, BEFORE, PATH, STEP, changed, judge
 
 
 def contents(folder):
@@ -116,7 +114,8 @@ def test_the_folder_is_as_it_was_however_the_check_ends(how, project, monkeypatc
     monkeypatch.setenv("TMPDIR", str(project / "temporary"))
     (project / "temporary").mkdir()
     before = contents(project)
-    _, said = check("--patience", 20, f"python {project}/project/train.py", "torchrun --standalone --nproc_per_node=2 train_ddp.py",
+    _, said = check("--patience", 20, f"python {project}/project/train.py",
+                    "torchrun --standalone --nproc_per_node=2 train_ddp.py",
                     status=2 if how == "Ctrl-C" else 1, wait=interrupt if how == "Ctrl-C" else None)
     assert how != "a hang" or re.search(r"rank 0, after 7 steps, waits at train_ddp.py:\d+, in backward", said)
     after = contents(project)

@@ -56,7 +56,6 @@ class Data(TensorDataset):
 
 scale, data = Scaled(), Data(x, x.sum(dim=1, keepdim=True))
 """)
-HALF = [("/ len(data)", "/ 144")]
 DRAWN_WHOLE = (LOSS, LOSS.replace("x)", "x + torch.randn_like(x))"))
 GOOD = {  # what is changed in the first script, and in the converted one
     "adam": [[("SGD(model.parameters(), lr=0.05)", "Adam(model.parameters(), lr=0.01)"), NORM]] * 2,
@@ -80,8 +79,9 @@ GOOD = {  # what is changed in the first script, and in the converted one
                 "        total += 0 * model.module(x).detach().sum()\n" + REDUCE)]],
     "a loader for each epoch": [[("    total = 0\n", "    total = 0\n    loader = DataLoader(data, 24, shuffle=True)\n")], []],
     "a module in the dataset": [[SCALED], [SCALED]],
-    "some of the samples": [[("shuffle=True", "sampler=torch.utils.data.SubsetRandomSampler(range(0, 144, 2))")], [
-        ("sampler = ", "data = torch.utils.data.Subset(data, range(0, 144, 2))\nsampler = ")] + HALF],
+    "some of the samples": [[("/ len(data)", "/ 72"), (
+        "shuffle=True", "sampler=torch.utils.data.SubsetRandomSampler(range(0, 144, 2))")], [
+        ("sampler = ", "data = torch.utils.data.Subset(data, range(0, 144, 2))\nsampler = ")]],
     "numbers drawn for the whole batch": [[DRAWN_WHOLE], [("24 // world_size, sampler=sampler", "24, shuffle=True"), (
         PART[0], PART[0] + f"        noise = torch.randn(len(x), 4)[rank::world_size]\n{PART[1][len(PART[0]):]}"),
         (LOSS, LOSS.replace("x)", "x + noise)"))]],

@@ -1,6 +1,7 @@
 """Why a step went otherwise: each cause rests on something that was noted."""
 import math
 
+from conversion_check.draws import drawn_numbers, own_numbers, same_numbers
 from conversion_check.evidence import Fault, apart_in, distance, norm
 
 SHARED_OUT = ("", "no sampler", "RandomSampler", "SequentialSampler", "SubsetRandomSampler",
@@ -51,6 +52,8 @@ def other_samples(e):
     if relation == "others":
         if e.lengths[0] != e.lengths[1]:
             return Fault(f"an epoch had {e.lengths[0]} steps and has {e.lengths[1]}", "Two routes")
+        if e.drawing and not e.samples.whole_numbers:
+            return drawn_numbers(e)  # which may turn a sample into another one's like
         return Fault(f"other samples than {e.name} has in this step: {e.samples.sizes}",
                      "Two routes")
     return None
@@ -72,45 +75,6 @@ def other_factor(e):
         return Fault(f"{is_factor}, the number of processes", "Sums and unequal parts")
     return Fault(f"{is_factor}, with {e.count} process{'es' * (e.count > 1)}",
                  "Sums and unequal parts")
-
-
-def drawn_values(e):
-    """Arguments of the model with other values than the original's."""
-    return [name for name, relation in e.samples.relations.items()
-            if relation in ("alike", "overlap", "values")]
-
-
-def loss_is_explained(e):
-    return e.losses in ("mean", "sum", "each", "mean of samples") and not drawn_values(e)
-
-
-def same_numbers(e):
-    """What is drawn for its own samples must differ between ranks."""
-    alike = [name for name in e.drawing if e.alike(name)]
-    if not alike or (e.samples.relation == "same" and (loss_is_explained(e) or e.factor)):
-        return None
-    if e.samples.relation == "same" or drawn_values(e):
-        return Fault(f"both draw random numbers in each step, by {' and '.join(alike)}, and all "
-                     "ranks the same: noise, augmentation or the samples of a batch",
-                     "Random numbers")
-    return None
-
-
-def own_numbers(e):
-    """Then no more can be compared."""
-    if loss_is_explained(e) or e.samples.relation not in ("same", "values", "unknown"):
-        return None
-    cure = ("Nothing more can be seen until these are 0 in both scripts, or drawn for the whole "
-            "batch")
-    if e.drawing:
-        return Fault(f"both draw random numbers in each step, by {' and '.join(e.drawing)}, each "
-                     f"rank its own, as it should for noise and augmentation. {cure}",
-                     "Random numbers", unknown=True)
-    if drawn_values(e):
-        return Fault(f"the model is fed values that {e.name} never feeds it, augmentation or noise "
-                     "perhaps, drawn in loader workers or by a generator of the script's own. "
-                     f"{cure}", "Random numbers", unknown=True)
-    return None
 
 
 def unequal(e):
@@ -140,6 +104,6 @@ def what_is_known(e):
         parts = ", ".join(f"{sum(share.losses):.6g}" for share in e.shares)
         return Fault(f"{known}, and a loss of {parts} in the ranks, {sum(e.one.losses):.6g} in "
                      f"{e.name}: neither their mean nor their sum is that. Do parts count "
-                     f"differently (padding, ignore_index), or is something computed over the batch? {said}",
-                     "No common factor")
+                     f"differently (padding, ignore_index), or is something computed over the "
+                     f"batch? {said}", "No common factor")
     return Fault(f"{known}; {said}", "No common factor")

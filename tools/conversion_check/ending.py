@@ -57,7 +57,8 @@ def check_again(first, again):
         if reason:
             raise CannotSay(f"{first.name} draws other numbers each time ({reason}): begin it with "
                             "torch.manual_seed(0), random.seed(0) and numpy.random.seed(0), and "
-                            "seed its own generators; a set of strings has another order each time, too")
+                            "seed its own generators; a set of strings has another order each "
+                            "time, too")
     if not again.ranks or len(again.ranks[0].steps) != len(first.ranks[0].steps):
         raise CannotSay(f"{first.name} takes other steps the second time, in which its weights are "
                         "moved by one rounding")

@@ -61,6 +61,7 @@ class Evidence:
     losses: str
     lengths: tuple  # steps of the first pass over the samples, in both
     names: list  # of the parameters
+    within_passes: set  # generators that move between steps of one pass over the samples
     blurred: bool  # rounding alone is large: what was seen counts, how far they parted does not
 
     @property
@@ -79,8 +80,9 @@ class Evidence:
 
     @property
     def drawing(self):
-        """Generators that move in both from step to step."""
-        return [name for name in self.one.draws if name in self.shares[0].draws]
+        """Generators that move in both from step to step, not by a sampler for a whole pass."""
+        return [name for name in self.one.draws if name in self.shares[0].draws
+                and name in self.within_passes]
 
     def alike(self, generator):
         return len({share.states[generator] for share in self.shares}) == 1 < self.count

@@ -92,7 +92,7 @@ def environment(workspace, records, root, copy, options):
     added = {"CHECK_CONVERSION": records, "CHECK_CONVERSION_HOME": workspace.home,
              "CHECK_CONVERSION_COPY": root, "CHECK_CONVERSION_FOLDER": copy,
              "CHECK_CONVERSION_KEPT": "\n".join(map(str, workspace.kept)),
-             "CHECK_CONVERSION_BEGAN": time.time(), "PWD": copy,
+             "CHECK_CONVERSION_BEGAN": time.time(), "PWD": copy, "TMPDIR": workspace.temporary,
              "PYTHONPATH": f"{START}:{path}" if path else START,
              "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "offline",  # where they would be kept
              "TORCH_COMPILE_DISABLE": "1", "NVIDIA_TF32_OVERRIDE": "0", **options}

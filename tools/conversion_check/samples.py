@@ -13,6 +13,7 @@ class Samples:
     sizes: str = ""
     original: int = 0  # how many
     ranks: tuple = ()
+    whole_numbers: bool = False  # tokens, classes: no noise
     relations: dict = field(default_factory=dict)  # the same for each argument
 
 
@@ -101,7 +102,8 @@ def compare(one, again, shares, steps, name):
     if relation == "whole" and {*relations.values()} != {"whole"}:
         relation = "unknown"  # what all samples share, a graph perhaps
     counts = [len(fed(share, names[0], axis)) for share in shares]
-    return Samples(relation, sizes, len(fed(one, names[0], axis)), tuple(counts), relations)
+    return Samples(relation, sizes, len(fed(one, names[0], axis)), tuple(counts),
+                   whole_numbers(one, names[0]), relations)
 
 
 def whole_numbers(step, name):

@@ -28,6 +28,11 @@ def first_pass(steps):
     return ends[0] if ends else max(lengths, default=0)
 
 
+def drawn_within_passes(steps):
+    within = [one for one in steps if all(noted.steps > 1 for noted in one.passes)]
+    return {name for one in within or steps for name in one.draws}
+
+
 def compare_steps(first, again, many):
     """Step by step, until one of them goes otherwise."""
     agree, rounding = Training(), Rounding()
@@ -75,7 +80,7 @@ def compare_step(k, one, nudged, shares, first, many, rounding):
         losses = samples.losses(one, shares, found)
         lengths = first_pass(steps), first_pass(many.ranks[0].steps)
         return why(Evidence(first.name, one, shares, found, losses, lengths, names,
-                            rounding.blurred > 0))
+                            drawn_within_passes(steps), rounding.blurred > 0))
     return None
 
 

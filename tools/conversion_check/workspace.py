@@ -26,6 +26,8 @@ class Workspace:
     def __init__(self, folder, links=(), without=()):
         self.folder = Path(folder).resolve()
         self.home = Path(tempfile.mkdtemp(prefix="check_conversion.")).resolve()
+        self.temporary = self.home / "t"  # where sockets have names of at most 107 letters
+        self.temporary.mkdir()
         self.links = {self.folder / link for link in links}
         self.without = {path for pattern in without for path in self.folder.glob(pattern)}
         for link in self.links:

@@ -11,14 +11,13 @@ from torch.utils.data import (
     DataLoader,
     DistributedSampler,
     RandomSampler,
-    SequentialSampler,
     SubsetRandomSampler,
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 go_through, go_on = DataLoader.__iter__, _BaseDataLoaderIter.__next__
 shuffle, shuffle_some = RandomSampler.__iter__, SubsetRandomSampler.__iter__
-share, in_line = DistributedSampler.__iter__, SequentialSampler.__iter__
+share = DistributedSampler.__iter__
 
 
 class Route:
@@ -69,13 +68,13 @@ def next_batch(iterator):
 
 
 def begin(samples, sampler, **noted):
-    """A sampler begins: the passes over its samples that led to steps before."""
+    """A sampler begins: the passes over its samples before that led to steps."""
     global last_finished
     route = current[-1] or Route()
     if current[-1] is None:  # no loader has it
         route.taken, last_finished = steps, route
     if id(samples) not in passes:
-        with contextlib.suppress(TypeError):  # a list, which is there to stay
+        with contextlib.suppress(TypeError):  # a list is there to stay
             weakref.finalize(samples, passes.pop, id(samples), None)
     before = passes[id(samples)]
     route.samples, route.noted = id(samples), Pass(type(sampler).__name__, **noted)
@@ -127,11 +126,6 @@ def share_out(sampler):
         sampler.seed, sampler.epoch = asked
 
 
-def all_in_line(sampler):
-    begin(sampler.data_source, sampler, shuffles=False, length=len(sampler.data_source))
-    return in_line(sampler)
-
-
 def lead_to_a_step():
     """The passes of whose batches a step is made; those over before are for evaluation."""
     global steps
@@ -148,4 +142,4 @@ def lead_to_a_step():
 
 DataLoader.__iter__, _BaseDataLoaderIter.__next__ = begin_pass, next_batch
 RandomSampler.__iter__, SubsetRandomSampler.__iter__ = shuffle_all, shuffle_indices
-DistributedSampler.__iter__, SequentialSampler.__iter__ = share_out, all_in_line
+DistributedSampler.__iter__ = share_out
