@@ -89,10 +89,22 @@ def unequal(e):
     return None
 
 
+def of_the_optimizer(e):
+    """Whether the weights part by far more of their step than the gradients of their norm."""
+    one, other = e.one, e.shares[0]
+    step = distance(one.before, one.after) or 1
+    gradients = distance(one.gradients, other.gradients) / (norm(one.gradients) or 1)
+    return distance(one.after, other.after) / step > 1000 * max(gradients, 1e-6)
+
+
 def what_is_known(e):
     """No cause, but where to look for it."""
     where = apart_in(e.names, e.one.gradients, e.shares[0].gradients)
     known = "the same samples" if e.samples.relation == "same" else e.samples.sizes
+    if of_the_optimizer(e):
+        return Fault(f"{known}, and the gradients agree, but the step that the optimizer makes of "
+                     "them does not: has it the state that it had, from a file perhaps?",
+                     "Load first, then DDP")
     size = distance(e.one.gradients, e.shares[0].gradients) / (norm(e.one.gradients) or 1)
     said = f"gradients {size:.2g} of their norm apart, most in {where}"
     if e.losses in ("mean", "each"):

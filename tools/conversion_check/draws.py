@@ -18,6 +18,10 @@ def drawn_numbers(e):
         return Fault(f"both draw random numbers in each step, by {' and '.join(alike)}, and all "
                      "ranks the same: noise, augmentation or the samples of a batch",
                      "Random numbers")
+    if parted := [name for name in e.drawing if name in e.alike_before]:
+        return Fault(f"the ranks drew the same random numbers until here, by "
+                     f"{' and '.join(parted)}, and do so no longer: one of them has drawn more, "
+                     "rank 0 alone perhaps", "Random numbers")
     if e.drawing:
         return Fault(f"both draw random numbers in each step, by {' and '.join(e.drawing)}, each "
                      "rank its own, as it should for noise and augmentation. Nothing more can be "
@@ -40,9 +44,12 @@ def own_numbers(e):
         return None
     if e.drawing:
         return drawn_numbers(e)
+    if drawn_values(e) and not any(noted.workers for noted in e.passes):
+        return Fault(f"the model is fed values that {e.name} never feeds it: has each rank data of "
+                     "its own, or are they prepared in another way?", "Random numbers")
     if drawn_values(e):
         return Fault(f"the model is fed values that {e.name} never feeds it, augmentation or noise "
-                     "perhaps, drawn in loader workers or by a generator of the script's own. "
+                     "perhaps, drawn in loader workers. "
                      "Nothing more can be seen until it is left out of both", "Random numbers",
                      unknown=True)
     return None

@@ -62,6 +62,7 @@ class Evidence:
     lengths: tuple  # steps of the first pass over the samples, in both
     names: list  # of the parameters
     within_passes: set  # generators that move between steps of one pass over the samples
+    alike_before: set  # generators whose states were the same in all ranks in the step before
     blurred: bool  # rounding alone is large: what was seen counts, how far they parted does not
 
     @property

@@ -7,7 +7,8 @@ from conversion_check.evidence import Fault
 from conversion_check.record import Logged
 
 NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?"
-VARIES = (rf"\S+\.[a-z]\w*|{NUMBER} ?(?:\S+/s\w*|m?s|sec\w*|min\w*)\b|\d+:\d\d[:\d]*"
+VARIES = (rf"\S+\.[a-z]\w*(?::\d+)?|{NUMBER} ?(?:\S+/s\w*|m?s|sec\w*|min\w*)\b"
+          r"|\d{4}-\d\d-\d\d|\d+:\d\d[:\d]*(?:[.,]\d+)?"
           rf"|(?:time|eta|elapsed|dt)\W*{NUMBER}")  # files and times
 TIMES = 5  # as far as rounding parts a figure, it may part
 BY_ROUNDING = 100  # times as far as the weights; further apart in the original is no rounding

@@ -26,6 +26,7 @@ class Pass:
     again: bool = False  # it was asked for these before
     drawn: int = 0  # a checksum of the order that it would have had
     steps: int = 0  # that it has led to so far
+    workers: int = 0  # of its loader
 
 
 @dataclass

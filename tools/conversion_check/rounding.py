@@ -13,6 +13,7 @@ LARGE = 0.01  # of what training moves the weights: rounding that hides smaller 
 @dataclass
 class Rounding:
     """How far the weights of each optimizer may part so far."""
+    eps: float  # of the weights' type
     drift: dict = field(default_factory=dict)
     start: dict = field(default_factory=dict)
     blurred: int = 0
@@ -22,7 +23,8 @@ class Rounding:
         which = one.optimizer
         self.start.setdefault(which, one.before)
         for a, b in ((one.before, nudged.before), (one.after, nudged.after)):
-            self.drift[which] = max(self.drift.get(which, 0), distance(a, b))
+            least = self.eps * norm(a)  # one rounding
+            self.drift[which] = max(self.drift.get(which, 0), distance(a, b), least)
         moved = distance(one.after, self.start[which])
         if self.drift[which] <= LARGE * moved:
             self.blurred = 0

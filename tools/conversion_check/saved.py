@@ -43,6 +43,12 @@ def tensors_apart(one, nudged, other, drift):
     return None
 
 
+def is_setting(name, value):
+    """What a script was told, not what it found."""
+    return isinstance(value, bool) or (isinstance(value, int) and bool(
+        {"args", "config", "hparams", "opt", "options", "settings"} & {*name.split(".")}))
+
+
 def compare_save(name, one, nudged, other, judges, drift):
     """One call of torch.save in the original, and its counterpart."""
     ours = {**other.tensors, **other.values}
@@ -60,10 +66,11 @@ def compare_save(name, one, nudged, other, judges, drift):
             return f"{name}: {key} is saved in another shape", "Saving"
     if key := tensors_apart(one, nudged, tensors, drift):
         return f"{name}: another {key} is saved", "Saving"
-    for key, a in one.values.items():
-        if judges[key].parts(a, nudged.values.get(key, math.nan), other.values[key]):
-            return (f"{name}: another {key} is saved: {other.values[key]:g} instead of {a:g}",
-                    "Printed figures")
+    parted = [key for key, a in one.values.items() if not is_setting(key, a) and judges[key].parts(
+        a, nudged.values.get(key, math.nan), other.values[key])]
+    if parted:
+        said = ", ".join(f"{other.values[key]:g} instead of {one.values[key]:g}" for key in parted)
+        return f"{name}: another {', '.join(parted)} is saved: {said}", "Printed figures"
     return None
 
 
@@ -104,6 +111,9 @@ def more_than_before(first, many, original, converted):
         one, other = original[name][0][1], converted[ours][0][1]
         if renamed := under_other_names(one, other):
             yield f"{ours}: {', '.join([*renamed.values()][:3])} are saved under other names"
+        for key, a in one.values.items():
+            if is_setting(key, a) and other.values.get(key, a) != a:
+                yield f"{ours}: {key} is {other.values[key]} instead of {a}"
         known = {**one.tensors, **one.values, **renamed}
         if more := [key for key in {**other.tensors, **other.values} if key not in known]:
             yield f"{ours}: {', '.join(more[:3])} is saved by {many.name} alone"

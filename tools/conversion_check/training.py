@@ -33,9 +33,16 @@ def drawn_within_passes(steps):
     return {name for one in within or steps for name in one.draws}
 
 
+def alike_before(k, ranks):
+    """Generators whose states were the same in all ranks in the step before."""
+    before = [rank.steps[k - 2].states for rank in ranks] if k > 1 else []
+    return {name for name in (before[0] if before else ())
+            if len({states.get(name) for states in before}) == 1}
+
+
 def compare_steps(first, again, many):
     """Step by step, until one of them goes otherwise."""
-    agree, rounding = Training(), Rounding()
+    agree, rounding = Training(), Rounding(first.ranks[0].of(Began)[0].eps)
     ranks, before = many.ranks, first.ranks[0].steps
     rows = zip(before, again.ranks[0].steps, *(rank.steps for rank in ranks))
     for k, (one, nudged, *shares) in enumerate(rows, 1):
@@ -80,7 +87,8 @@ def compare_step(k, one, nudged, shares, first, many, rounding):
         losses = samples.losses(one, shares, found)
         lengths = first_pass(steps), first_pass(many.ranks[0].steps)
         return why(Evidence(first.name, one, shares, found, losses, lengths, names,
-                            drawn_within_passes(steps), rounding.blurred > 0))
+                            drawn_within_passes(steps),
+                            alike_before(k, many.ranks), rounding.blurred > 0))
     return None
 
 

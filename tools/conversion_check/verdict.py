@@ -14,7 +14,8 @@ STOOD_STILL = {  # what to do about it
 
 def say(fault):
     step = f"step {fault.step}: " if fault.step else ""
-    print(f'{step}{fault.text}. See "{fault.heading}" in {CHAPTER}.')
+    end = "" if fault.text.endswith("?") else "."
+    print(f'{step}{fault.text}{end} See "{fault.heading}" in {CHAPTER}.')
 
 
 def say_training(agree, many):

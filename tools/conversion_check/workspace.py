@@ -25,9 +25,6 @@ class Workspace:
 
     def __init__(self, folder, links=(), without=()):
         self.folder = Path(folder).resolve()
-        self.home = Path(tempfile.mkdtemp(prefix="check_conversion.")).resolve()
-        self.temporary = self.home / "t"  # where sockets have names of at most 107 letters
-        self.temporary.mkdir()
         self.links = {self.folder / link for link in links}
         self.without = {path for pattern in without for path in self.folder.glob(pattern)}
         for link in self.links:
@@ -37,6 +34,9 @@ class Workspace:
         self.entries = [*self.walk(self.folder)]
         self.check_size()
         self.before = self.state()
+        self.home = Path(tempfile.mkdtemp(prefix="check_conversion.")).resolve()
+        self.temporary = self.home / "t"  # where sockets have names of at most 107 letters
+        self.temporary.mkdir()
 
     def walk(self, folder):
         """Each file, folder and link to be made, and its size; a folder before what is in it."""
@@ -59,7 +59,8 @@ class Workspace:
             sizes[top] = sizes.get(top, 0) + size
         if (total := sum(sizes.values())) > MOST:
             largest = sorted(sizes, key=sizes.get, reverse=True)[:3]
-            names = ", ".join(f"{name} ({sizes[name] / 1e9:.1f} GB)" for name in largest)
+            names = ", ".join(f"{name} ({sizes[name] / 1e9:.1f} GB)" for name in largest
+                              if sizes[name] > 0.05 * total)
             raise CannotSay(f"each run would copy {total / 1e9:.1f} GB of this folder: {names}; "
                             f"--link {largest[0]} lets them read it where it is")
 

@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
 
 NUDGED = "CHECK_CONVERSION_NUDGE" in os.environ
-made, trained = weakref.WeakSet(), weakref.WeakSet()  # optimizers; modules with their parameters
+made, begun = weakref.WeakSet(), weakref.WeakSet()  # optimizers; those whose weights have moved
+trained = weakref.WeakSet()  # modules with their parameters
 under_way = {"forward": False}
 now = Step()  # what has been noted since the last step
 call, backward = torch.nn.Module.__call__, torch.autograd.backward
@@ -26,6 +27,7 @@ def parameters_of(optimizer):
 @torch.no_grad()
 def nudge(optimizer):
     """Move the weights by one rounding each: what comes of it is the measure of rounding."""
+    begun.add(optimizer)
     for parameter in parameters_of(optimizer):
         eps = torch.finfo(parameter.dtype).eps
         moves = torch.randn(parameter.shape, generator=to_nudge, device="cpu", dtype=torch.float64)
@@ -49,8 +51,9 @@ def note_call(module, *given, **options):
     """Of all modules in one another the outermost is fed samples."""
     if under_way["forward"] or not torch.is_grad_enabled() or not is_trained(module):
         return call(module, *given, **options)
-    if NUDGED and "nudged" not in under_way:
-        under_way["nudged"] = [nudge(optimizer) for optimizer in made]
+    for optimizer in [*made] if NUDGED else []:
+        if optimizer not in begun:
+            nudge(optimizer)
     note_fed(module, given, options)
     under_way["forward"] = True
     try:

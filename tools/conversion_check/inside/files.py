@@ -40,7 +40,7 @@ def note_and_save(value, file, *given, **options):
         if isinstance(part, torch.Tensor) and part.shape != GENERATOR:
             tensors[name] = list(part.shape), sketch([part])
         elif isinstance(part, (bool, int, float)) and ".params." not in name:  # just a count
-            values[name] = float(part)
+            values[name] = part
     notes.note(Saved(inside_copy(file), tensors, values))
     return save(value, file, *given, **options)
 

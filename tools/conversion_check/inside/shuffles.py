@@ -26,6 +26,7 @@ class Route:
     def __init__(self):
         self.taken, self.finished = -1, False  # the step after which its last batch was taken
         self.samples, self.noted = None, Pass("no sampler", shuffles=False)
+        self.workers = 0
 
 
 routes, current, last_finished = weakref.WeakSet(), [None], None
@@ -47,6 +48,7 @@ def begin_pass(loader):
     with on(Route()) as route:
         route.noted.sampler = type(loader.sampler).__name__
         iterator = go_through(loader)
+    route.workers = loader.num_workers
     iterator.check_conversion = route
     routes.add(route)
     after_loader()  # which drew a seed for its workers
@@ -136,6 +138,7 @@ def lead_to_a_step():
         if not route.noted.steps and route.samples is not None:
             passes[route.samples].append(route.noted.asked)
         route.noted.steps += 1
+        route.noted.workers = route.workers
     steps += 1
     return [Pass(**vars(route.noted)) for route in found]
 
