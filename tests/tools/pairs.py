@@ -102,7 +102,8 @@ def record(text, *arguments, name="train.py", processes=0, links=(), without=(),
     stdout = ""
     try:
         with contextlib.redirect_stdout(stderr):
-            stdout = train(copy / name, *arguments, cwd=copy, processes=processes, device=None, before=START,
+            stdout = train(copy / name, *arguments, cwd=copy, processes=processes, device=None,
+                           before=f"import sys; sys.path.insert(0, {str(copy)!r}); {START}",
                            CUDA_VISIBLE_DEVICES="", **environment).stdout
     except AssertionError:
         status = 1

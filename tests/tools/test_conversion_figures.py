@@ -26,7 +26,7 @@ FAULTS = {
     "a figure not reduced": ([], [(REDUCE, "")], "printed otherwise: train.py: epoch 0.*train_ddp.py: epoch 0.*Printed figures"),
     "a loss with all its digits": ([("{total / len(data):.4f}", "{loss.item()}")], [
         ("{total.item() / len(data):.4f}", "{loss.item()}")], "printed otherwise.*Printed figures"),
-    "printed by all": ([], [("    if rank == 0:\n        print", "    if 1:\n        print")], "printed <N> times instead of 1"),
+    "printed by all": ([], [("    if rank == 0:\n        print", "    if 1:\n        print")], r"printed \d times instead of 2"),
     "nothing printed": ([], [(PRINT, "        pass\n")], "train_ddp.py prints none of the 2 lines with figures"),
     "names": ([], [("model.module.state", "model.state")], "model.pt: the saved names begin with `module.`"),
     "saved by all": ([], [("if rank == 0:\n    torch.save", "if 1:\n    torch.save")], "model.pt is saved by more than one rank"),

@@ -46,7 +46,7 @@ def unseeded(first, again):
         if distance(a.before, b.before) > 100 * eps * norm(a.before):
             return None  # by rounding, which what is fed and drawn may follow
         if drawn := [name for name in a.draws if a.states[name] != b.states.get(name)]:
-            return f"step {k}: {' and '.join(drawn)}'s"
+            return f"step {k}: by {' and '.join(drawn)}"
         if len(samples.same_twice(a, b)) < len({fed.name for fed in a.fed}):
             return f"step {k}: other samples, or other values of them"
     return None
