@@ -49,7 +49,8 @@ def note_gradients(optimizer):
         floats = [one.dtype for one in parameters if one.is_floating_point()]
         notes.note(Began(len(stepped) - 1, *names_of(parameters), torch.finfo(floats[0]).eps))
     now.optimizer = stepped.index(optimizer)
-    now.options = [{"optimizer": type(optimizer).__name__, **options_of(group)}
+    kind = type(getattr(optimizer, "optim", optimizer)).__name__  # that ZeroRedundancyOptimizer has
+    now.options = [{"optimizer": kind, **options_of(group)}
                    for group in optimizer.param_groups]
     now.before = sketch(parameters)
     now.gradients = sketch(one.grad for one in parameters)
