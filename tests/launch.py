@@ -187,7 +187,7 @@ def check_gone(destroy=lambda: None):
     assert "gloo" not in "".join(threads), "gloo's threads are still there"
 
 
-def be_rank(rank, script, arguments, cwd, output, environment, before):
+def be_rank(rank, script, arguments, cwd, output, environment, before, keeps_group):
     os.chdir(cwd)
     for stream in (1, 2):
         os.dup2(os.open(f"{output}/{stream}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
@@ -197,16 +197,21 @@ def be_rank(rank, script, arguments, cwd, output, environment, before):
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # of loader workers; what is forked here has another default
     torch.multiprocessing.spawn = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
-    torch.distributed.destroy_process_group = functools.partial(check_gone, torch.distributed.destroy_process_group)
+    if not keeps_group:
+        torch.distributed.destroy_process_group = functools.partial(check_gone, torch.distributed.destroy_process_group)
     exec(before, {})
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(ROOT))
     runpy.run_path(str(ROOT / script), run_name="__main__")
-    check_gone()
+    if not keeps_group:
+        check_gone()
 
 
-def train(script, *arguments, processes=2, device="cpu", before="", status=0, cwd=".", **environment):
-    """Like run, but ranks are forked from a process that has torch, which takes seconds to start. 0 processes: no launcher."""
+def train(script, *arguments, processes=2, device="cpu", before="", status=0, cwd=".", keeps_group=False, **environment):
+    """Like run, but ranks are forked from a process that has torch, which takes seconds to start. 0 processes: no launcher.
+
+    keeps_group: what the script uses holds the process group, as Accelerate and Fabric do.
+    """
     arguments += ("--device", device) if device else ()
     name = Path(script).name  # also of a copy
     arguments += ("-g", processes) if name == "multigpu_spawn.py" and processes else ()
@@ -218,7 +223,7 @@ def train(script, *arguments, processes=2, device="cpu", before="", status=0, cw
                         "MASTER_PORT": store.port, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     with tempfile.TemporaryDirectory() as output:
         options = (str(script), [*map(str, arguments)], os.path.abspath(cwd), output,
-                   {name: str(value) for name, value in environment.items()}, before)
+                   {name: str(value) for name, value in environment.items()}, before, keeps_group)
         ranks = [forks.Process(target=be_rank, args=(rank, *options)) for rank in range(processes or 1)]
         for process in ranks:
             process.start()
