@@ -1,5 +1,6 @@
 """tools/check_conversion.py as a command: what it runs, and how it ends."""
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -23,8 +24,10 @@ def test_two_commands_are_compared():
 
 
 def test_ranks_that_their_script_spawns_are_compared_too():
-    said = check("python single_gpu.py 1", "python multigpu_spawn.py 1 -g 2", status=0, cwd=ROOT).stdout
-    assert said.startswith("the same training: 8 steps with 2 processes")
+    for name in ("single_gpu.py", "multigpu_spawn.py", "utils.py"):
+        shutil.copy(ROOT / name, ".")
+    said = check("python single_gpu.py 1", "python multigpu_spawn.py 1 -g 2", status=0).stdout
+    assert said.startswith("the same training: 4 steps with 2 processes")
 
 
 def test_a_collective_in_a_branch_hangs_and_is_shown_by_the_line_at_which_each_rank_waits():

@@ -93,8 +93,12 @@ PAIRS = {"waves": ["--epochs", "2", "--batch-size", "48"],
          "contrastive": ["--epochs", "2"]}
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-@pytest.mark.parametrize("shape", GOOD)
+AT_THREE_TOO = {  # which were once refused, or whose parts are unequal then
+    "a second pass over the training set", "a first look at a batch", "epochs from 1, beside another sampler",
+    "a module in the dataset", "accumulation", "an endless sampler"}
+
+
+@pytest.mark.parametrize("shape, processes", [*((shape, 2) for shape in GOOD), *((shape, 3) for shape in sorted(AT_THREE_TOO))])
 def test_what_trains_the_same_is_not_blamed(shape, processes):
     status, said = judge(changed(BEFORE, *GOOD[shape][0]), changed(AFTER, *GOOD[shape][1]), processes)
     assert status == 0 and said.startswith("the same training: ")
