@@ -2,7 +2,7 @@
 import contextlib
 import functools
 import gc
-import multiprocessing
+import multiprocessing.forkserver
 import os
 import random
 import re
@@ -16,6 +16,7 @@ import time
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -175,7 +176,13 @@ def run(*words, status=0, **options):
 
 
 forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.nn", "torchvision.models"])  # once for all
+
+
+@functools.cache  # once for all
+def start_server():
+    forks.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.nn", "torchvision.models", "frozen"])
+    with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT / "tests")):
+        multiprocessing.forkserver.ensure_running()
 
 
 def check_gone(destroy=lambda: None):
@@ -221,6 +228,7 @@ def train(script, *arguments, processes=2, device="cpu", before="", status=0, cw
         store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun has one
         environment |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0, "MASTER_ADDR": "127.0.0.1",
                         "MASTER_PORT": store.port, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    start_server()
     with tempfile.TemporaryDirectory() as output:
         options = (str(script), [*map(str, arguments)], os.path.abspath(cwd), output,
                    {name: str(value) for name, value in environment.items()}, before, keeps_group)
