@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -146,9 +147,13 @@ def connect(args, local_rank, rank, places):
     return time.time(), list(ThreadPoolExecutor(64).map(obstacle, places))
 
 
+def nccl_log(pid):
+    return Path(tempfile.gettempdir(), f"check_cluster.{pid}")
+
+
 def all_reduces(args, local_rank, rank, port, groups):
     """For each group that has this rank: is the sum right, seconds for much and for a single number."""
-    device, log = torch.device("cpu"), Path(f"/tmp/check_cluster.{os.getpid()}")
+    device, log = torch.device("cpu"), nccl_log(os.getpid())
     if args.device != "cpu":
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
         torch.accelerator.set_device_index(device)
@@ -158,8 +163,8 @@ def all_reduces(args, local_rank, rank, port, groups):
                                 world_size=args.total, device_id=device if args.backend != "gloo" else None)
     figures, pattern = {}, torch.arange(SIZE // 4, device=device).remainder_(1000).float()
     for name, ranks in groups.items():
-        group = dist.new_group(ranks)  # made by all, also by those that are not in it
-        if rank in ranks:
+        if rank in ranks:  # the other groups are at work meanwhile, however many machines there are
+            group = dist.new_group(ranks, use_local_synchronization=True)
             tensor = pattern + rank  # whole numbers below 2^24: the same in any order of summing
             dist.all_reduce(tensor, group=group)  # connections are made at the first use
             figures[name] = [torch.equal(tensor, pattern * len(ranks) + sum(ranks))]
@@ -297,4 +302,5 @@ if __name__ == "__main__":
         child.join(5)
         child.kill()  # it may be stopped
         child.join()
+        nccl_log(child.pid).unlink(missing_ok=True)
     sys.exit(int(any(child.exitcode for child in children)))

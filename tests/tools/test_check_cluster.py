@@ -4,6 +4,7 @@ import re
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -31,12 +32,48 @@ def end(jobs, status, *said):
     return jobs[0].stdout
 
 
-def test_a_good_cluster_is_fine_and_said_so_in_five_parts(hosts):
+def test_a_good_cluster_is_fine_and_said_so_in_five_parts(hosts, folder):
     a, b = hosts
-    printed = end(start(hosts, PET_NPROC_PER_NODE="2"), 0, rf"ranks 2, 3 on {b.name}, {b.address}, device: cpu", r"^5. Fine\.$",
+    makes_log = "import torch.distributed" + after("torch.distributed.init_process_group",
+                                                   "open(os.environ['NCCL_DEBUG_FILE'], 'w').close()")  # as NCCL does
+    jobs = start(hosts, PET_NPROC_PER_NODE="2", TMPDIR=str(folder), **first(makes_log))
+    printed = end(jobs, 0, rf"ranks 2, 3 on {b.name}, {b.address}, device: cpu", r"^5. Fine\.$",
                   *(rf"{where}: latency .* ms, bus bandwidth .* Gbit/s"
                     for where in (f"within {a.name}", f"within {b.name}", f"{a.name} - {b.name}")))
     assert [printed.count(part) for part in PARTS] == [1] * 5 and printed.count("good: ") == 4
+    assert not list(folder.glob("check_cluster.*"))
+
+
+MACHINES = """
+import os, sys, time
+sys.path.insert(0, {tools!r})
+import check_cluster
+import torch.distributed
+args = check_cluster.parse_args()
+server = check_cluster.socket.create_server(("", args.port), backlog=64)
+for number in range(32):
+    if os.fork() == 0:
+        check_cluster.HERE, args.leads = f"node{number:02}", number == 0
+        check_cluster.follow(args, 0, check_cluster.meet(args))
+made, new_group = [], torch.distributed.new_group
+check_cluster.lead(args, server)
+statuses = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(32)]
+assert statuses == [0] * 32, statuses
+"""
+
+
+def test_thirty_two_machines_are_paired_and_each_pair_waits_for_no_other(hosts):
+    """Each a process here. With 64 machines each process makes no more groups than with two: that of its pair."""
+    script = hosts[0].folder / "machines.py"
+    script.write_text(MACHINES.replace("{tools!r}", repr(str(ROOT / "tools"))))
+    line = ["--nnodes=32", *hosts[0].rendezvous.split(), "--device=cpu"]
+    groups = "import torch.distributed" + after("torch.distributed.new_group", "os.getpid(), given[0]")
+    job = hosts[0].start(sys.executable, script, *line, GLOO_SOCKET_IFNAME="eth0", **first(groups))
+    printed = end([job], 0, "good: 32 processes, 32 machines",
+                  *(f"node{one:02} - node{one + 1:02}: latency" for one in range(0, 32, 2)))
+    assert printed.count(": latency ") == 16
+    made = Counter((hosts[0].folder / "log.0").read_text().splitlines())  # by process and pair
+    assert len(made) == 32 and set(made.values()) <= {1, 2, 3}, made  # again where it looked slow
 
 
 def test_a_line_without_a_place_to_meet_is_refused_at_once_and_so_is_a_name_that_nobody_knows(hosts):
