@@ -232,11 +232,11 @@ def examine_checkpoint(args, kinds):
     """The epochs done and the learning rates; stops where this script cannot resume the file."""
     refusal = f"{args.checkpoint} cannot be resumed and is left as it was:"
     try:
-        with zipfile.ZipFile(args.checkpoint) as file:
-            if file.testzip():  # torch.load compares no checksums
-                raise zipfile.BadZipFile("it is damaged")
+        check_zip(args.checkpoint)
         checkpoint = read_checkpoint(args)
-        build_model(args.model).load_state_dict(checkpoint["model"])  # raises if it does not fit
+        with torch.device("meta"):  # names and shapes, without memory
+            model = build_model(args.model)
+        model.load_state_dict(checkpoint["model"], assign=True)  # raises if it does not fit
         done = operator.index(checkpoint["epoch"])  # raises unless it is a whole number
         rates = {group["lr"] for group in checkpoint["optimizer"]["param_groups"]}
     except pickle.UnpicklingError:  # its text says how to load the file even so
@@ -247,6 +247,13 @@ def examine_checkpoint(args, kinds):
     if kind not in kinds:
         stop(f"{refusal} only {kind or 'another script'} can resume it", 1)
     return done, rates
+
+
+def check_zip(file):
+    """Raise an error where a byte is not as it was written: torch.load compares no checksums."""
+    with zipfile.ZipFile(file) as archive:
+        if archive.testzip():
+            raise zipfile.BadZipFile("it is damaged")
 
 
 def check_folder(args):

@@ -1,4 +1,4 @@
-"""Brings docs/diffs.md, docs/recipes.md, README's table of recipes and docs/index.html up to date:
+"""Brings docs/diffs.md, docs/recipes.md and docs/index.html up to date:
 python tools/render.py [--check]
 
 A diff in a chapter stands between `<!-- diff OLD NEW 1 -->` and `<!-- end -->`: the first hunk, or
@@ -42,18 +42,17 @@ def hunks(old, new):
 
 
 def show(old, new, hunks):
-    """These hunks as a diff, with one line of context."""
+    """These hunks as a diff, each after the line before it, which says where it stands."""
     old, new = ((ROOT / name).read_text().splitlines() for name in (old, new))
     lines, end = [], None
     for start, stop, new_start, new_stop in hunks:
-        if end is not None and start - end > 2:
-            lines += [" " + old[end], "@@ ... @@"]
+        if end is not None and start - end > 1:
+            lines.append("@@ ... @@")
             end = None
         lines += [" " + line for line in old[max(0, start - 1) if end is None else end:start]]
         lines += ["-" + line for line in old[start:stop]]
         lines += ["+" + line for line in new[new_start:new_stop]]
         end = stop
-    lines += [" " + line for line in old[end:end + 1]]
     return "\n".join(line.rstrip() for line in lines).strip("\n")
 
 
@@ -85,20 +84,21 @@ def render(text, chapter):
     return text
 
 
-def count_changes(readme):
-    """README, where the table of recipes says how many lines each changes in its base."""
+def count_changes(chapter):
+    """The chapter, where the table of recipes says how many lines each changes in its base."""
     for old, new in ARROWS:
         count = sum(stop - start + new_stop - new_start
                     for start, stop, new_start, new_stop in hunks(old, new))
-        readme = re.sub(rf"(\]\({new}\) \|)[ \d]*\|", rf"\g<1> {count} |", readme)
-    return readme
+        name = new.removeprefix("recipes/")
+        chapter = re.sub(rf"(\| \[`{name}`\]\([^)]*\) \|)[ \d]*\|", rf"\g<1> {count} |", chapter)
+    return chapter
 
 
 def as_html(text):
     """The chapter's Markdown, as far as its reasons use it: paragraphs, code and links."""
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
     text = re.sub(r"\[([^]]+)\]\(([^)]+)\)", r'<a href="\2">\1</a>', text)
-    return "".join(f"<p>{part}</p>" for part in text.strip().split("\n\n"))
+    return "\n".join(f"<p>{part}</p>" for part in text.strip().split("\n\n"))
 
 
 def telling(sign, diff):
@@ -107,8 +107,8 @@ def telling(sign, diff):
 
 
 def table_of_places():
-    """Of each row of README's table of places: the calls that show it, and its words as HTML."""
-    table = (ROOT / "README.md").read_text().partition("| place |")[2].partition("\n\n")[0]
+    """Of each row of the table of places: the calls that show it, and its words as HTML."""
+    table = (ROOT / "docs/your_own_script.md").read_text().partition("| place |")[2].partition("\n\n")[0]
     for place, cell in re.findall(r"^\| ([^|]*) \|[^|]*\| (.*`.*) \|$", table, re.MULTILINE):
         code = ["".join(part.split()) for part in re.findall(r"`([^`]+)`", cell)]
         yield [part[:part.find("(", 1) + 1] or part for part in code], as_html(f"{place}: {cell}")
@@ -167,8 +167,7 @@ if __name__ == "__main__":
     unseen = {f"recipes/{file.name}" for file in ROOT.glob("recipes/*.py")} - {*SCRIPTS}
     if unseen:
         sys.exit(f"docs/recipes.md does not show {', '.join(sorted(unseen))}: begin an empty place")
-    made = {file: render(file.read_text(), file.name) for file in CHAPTERS}
-    made[ROOT / "README.md"] = count_changes((ROOT / "README.md").read_text())
+    made = {file: count_changes(render(file.read_text(), file.name)) for file in CHAPTERS}
     made[ROOT / "docs/index.html"] = page("\n".join(made.values()))
     behind = [file for file, text in made.items() if not file.exists() or file.read_text() != text]
     if "--check" in sys.argv[1:]:

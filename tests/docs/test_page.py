@@ -91,7 +91,7 @@ def test_reasons_are_those_of_the_chapter_and_words_that_differ_are_marked(page)
     for arrow, expected in reasons().items():
         show(page, *arrow)
         assert [words(text) for text in page.locator(".why").all_text_contents()] == expected
-    show(page, "examples/waves.py", "examples/waves_ddp.py")  # the words of README's table of places
+    show(page, "examples/waves.py", "examples/waves_ddp.py")  # the words of the table of places
     expect(page.locator(".hunk", has_text="set_epoch").locator(".why").last).to_contain_text("training data:")
     show(page, "multigpu_torchrun.py", "single_gpu.py")  # the arrows that lie between them
     change = page.locator(".hunk", has_text="init_process_group(")

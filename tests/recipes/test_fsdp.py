@@ -1,8 +1,9 @@
 """recipes/fsdp.py: each rank holds its share, and a file is like any other script's."""
+import re
 from pathlib import Path
 
 import pytest
-from launch import IN_FLOAT64, TWO_RATES, after, check_equal, figures, load, run, train, with_optimizer
+from launch import IN_FLOAT64, ROOT, TWO_RATES, after, check_equal, figures, load, run, train, with_optimizer
 
 # Bytes that an optimizer step works on. Gradients of one block share a store.
 LOGS_BYTES = after("torch.optim.SGD.step", """sum({
@@ -32,3 +33,73 @@ def test_fsdp_and_single_gpu_go_on_from_each_other_with_the_rates_of_the_file_as
 
 def test_it_ends_well_as_it_is_started():
     run("recipes/fsdp.py", 1)
+
+
+LINES = """
+import copy
+import torch
+import torch.distributed as dist
+import torch.distributed.nn
+from types import SimpleNamespace
+from torch.distributed.checkpoint import state_dict as state
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional as F
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+import utils
+
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+dist.init_process_group("gloo")
+rank, world_size, device, gpus = dist.get_rank(), dist.get_world_size(), torch.device("cpu"), 2
+args, BLOCKS = SimpleNamespace(model="vit"), ("EncoderBlock",)
+{mesh}
+model = utils.build_model(args.model)
+alone, slow = copy.deepcopy(model), copy.deepcopy(model)
+weights = model.state_dict()
+full = state.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
+{shards}
+{weights}
+state.set_model_state_dict(model, weights, options=full)
+pair = [(each, torch.optim.AdamW(each.parameters(), lr=0.01)) for each in (model, alone)]
+schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1)) for _, optimizer in pair]
+for step in range(3):
+    images, answers = torch.randn(24, 3, 32, 32), torch.randint(10, (24,))
+    alone.zero_grad()
+    model.zero_grad()
+    F.cross_entropy(alone(images), answers).backward()
+    images, labels = images[rank::world_size], answers[rank::world_size]
+    for part in (slice(0, 4), slice(4, len(labels))):
+        {sync}
+        loss = F.cross_entropy(model(images[part]), labels[part], reduction="sum")
+        (loss / len(labels)).backward()
+    one, norm = (torch.nn.utils.clip_grad_norm_(each.parameters(), max_norm=0.5) for each in (alone, model))
+    torch.testing.assert_close({norm}, one, rtol=1e-9, atol=0)
+    for (_, optimizer), schedule in zip(pair, schedules):
+        optimizer.step()
+        schedule.step()
+    {average}
+    average([*slow.parameters()], [*alone.parameters()], None)
+{best}
+assert len(best) == (len(weights) if rank == 0 else 0)
+for name, tensor in best.items():
+    torch.testing.assert_close(tensor, slow.state_dict()[name], rtol=1e-9, atol=1e-12)
+del model, ema, pair, schedules, optimizer
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_the_chapters_lines_accumulate_clip_average_and_copy_shards_as_one_process_does(processes):
+    """With four processes, two machines of two."""
+    chapter = (ROOT / "docs/recipes.md").read_text().partition("## Under FSDP2")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)\n```", chapter, re.DOTALL)
+    lines = dict(zip(("shards", "weights", "average", "best"), blocks, strict=True))
+    for name, begins in (("sync", r"model\.set_requires"), ("mesh", "mesh = "), ("norm", r"norm\.")):
+        lines[name], = re.findall(f"`({begins}[^`]*)`", chapter)
+    text = LINES
+    for name, line in lines.items():
+        text = text.replace(f"{{{name}}}", line)
+    Path("lines.py").write_text(text)
+    train(Path("lines.py").resolve(), processes=processes, device=None)
+    precision, = re.findall(r"mp_policy=(MixedPrecisionPolicy\([^`]*\))\)`", chapter)
+    assert f"PRECISION = {precision}\n" in (ROOT / "recipes/large.py").read_text()

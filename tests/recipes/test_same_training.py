@@ -17,7 +17,8 @@ from launch import (
 )
 
 ADAMW = "torch.optim.AdamW(model.parameters(), lr=args.lr)"
-ANOTHER_TRAINING = {"loop", "compile"}  # which sets its own optimizer, and which needs a compiler: see their own tests
+# One sets its own optimizer, one needs a compiler, one saves a folder: see their own tests.
+ANOTHER_TRAINING = {"loop", "compile", "large"}
 ROUNDS = {"bf16", "compress"}
 
 

@@ -7,7 +7,7 @@ from launch import ARROWS, RECIPES, ROOT, SCRIPTS
 
 CEILINGS = {  # of each script: its lines, and those that differ from its base
     "single_gpu.py": (72, 0), "dp.py": (74, 6), "multigpu_spawn.py": (105, 64), "multigpu_torchrun.py": (108, 26),
-    "multinode.py": (116, 16), **dict.fromkeys(RECIPES, (150, 60))}
+    "multinode.py": (116, 16), **dict.fromkeys(RECIPES, (150, 60)), "recipes/large.py": (162, 71)}
 
 
 def read(script):
@@ -25,10 +25,13 @@ def rule(number):
     return f"CONTRIBUTING.md, rule {number}: {' '.join(text.split())}"
 
 
-def test_every_script_is_shown_as_a_change_of_one_other_and_stands_in_a_table_of_readme():
+def test_every_script_is_shown_as_a_change_of_one_other_and_stands_in_a_table():
     assert sorted(new for _, new in ARROWS) == sorted({*CEILINGS} - {"single_gpu.py"})
-    for script in CEILINGS:
-        assert re.search(rf"^\| .*\b{script}\b.* \|$", read("README.md"), flags=re.MULTILINE), script
+    for script in SCRIPTS:
+        assert re.search(rf"^\| `{script}` \| .* \|$", read("README.md"), flags=re.MULTILINE), script
+    for recipe in RECIPES:
+        row = rf"^\| \[`{recipe.removeprefix('recipes/')}`\].* \|$"
+        assert re.search(row, read("docs/recipes.md"), flags=re.MULTILINE), recipe
 
 
 @pytest.mark.parametrize("base, script", ARROWS)
@@ -47,7 +50,8 @@ def test_a_script_is_short_and_reads_in_the_order_in_which_it_runs_on_any_device
     text = read(script)
     setup = ["ddp_setup"] if "init_process_group" in text else []
     order = re.findall(r"^(?:(?:def|class) (\w+)|if __name__)", text, flags=re.MULTILINE)
-    assert order == [*setup, "train_epoch", "evaluate", "main", ""], rule(2)
+    checks = [name for name in order if name.startswith("check_")]
+    assert order == [*setup, *checks, "train_epoch", "evaluate", "main", ""], rule(2)
     assert len(text.splitlines()) <= CEILINGS[script][0], rule(4)
     assert [line for line in text.splitlines() if len(line) > 100] == [], rule(4)
     assert not re.search(r"cuda|xpu|nccl", text), rule(5)

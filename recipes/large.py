@@ -1,0 +1,161 @@
+"""Training on one machine, one process per GPU, started by torchrun, which can restart them:
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4 --max-restarts=3 \
+-m recipes.large 50 10  # FSDP2 for a model that no process can hold, nor write, alone
+"""
+import io
+import os
+import shutil
+import time
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.distributed.nn  # unused, but imported later it may make Python abort at its exit
+import torch.nn.functional as F
+from torch.distributed.checkpoint import state_dict as state
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint as recompute
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+import utils
+
+BLOCKS = "EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"  # what your model repeats
+PRECISION = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def ddp_setup(local_rank, args):
+    utils.end_at_ctrl_c()  # also where it waits in a collective
+    device = torch.device("cpu")
+    if args.device != "cpu":  # one for each process; with gloo several may share one
+        device = torch.device(args.device, local_rank % torch.accelerator.device_count())
+        torch.accelerator.set_device_index(device)  # first of all, or each process uses GPU 0 too
+    dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None)
+    return device
+
+
+def check_shards(folder, rank, world_size):  # each rank a part of them
+    try:
+        pieces = dcp.FileSystemReader(folder).read_metadata().storage_data.values()
+        for piece in list(pieces)[rank::world_size]:
+            with open(os.path.join(folder, piece.relative_path), "rb") as file:
+                file.seek(piece.offset)
+                utils.check_zip(io.BytesIO(file.read(piece.length)))
+    except Exception as error:
+        utils.stop(f"{folder} cannot be resumed and is left as it was: {error!r}", 1)
+
+
+def train_epoch(model, loader, optimizer, device):
+    model.train()
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples; read once an epoch
+    for images, labels in loader:
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        loss = F.cross_entropy(model(images).float(), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total[0] += loss.detach() * len(labels)
+        total[1] += len(labels)
+    dist.all_reduce(total)
+    return (total[0] / total[1]).item()
+
+
+@torch.no_grad()
+def evaluate(model, loader, device):
+    model.eval()
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # right answers, samples
+    for images, labels in loader:
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        total[0] += (model(images).argmax(dim=1) == labels).sum()
+        total[1] += len(labels)
+    if len(loader) * loader.batch_size * dist.get_world_size() < len(loader.dataset.dataset):
+        model(images)  # each forward is a collective, and another rank has one batch more
+    dist.all_reduce(total)
+    return (total[0] / total[1]).item()
+
+
+@record  # hands a rank's traceback to torchrun's summary
+def main(local_rank, args):
+    device = ddp_setup(local_rank, args)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    train_set, val_set = utils.load_data(args.dataset, args.data_dir)
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
+    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats some samples
+    options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
+                   pin_memory=device.type != "cpu", worker_init_fn=utils.end_with_parent)
+    train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
+    val_loader = DataLoader(val_set, **options)
+
+    torch.manual_seed(0)
+    mesh = dist.init_device_mesh(device.type, (world_size,))
+    with torch.device("meta"):  # names and shapes, without memory
+        model = utils.build_model(args.model)
+    if device.type != "cpu":  # BatchNorm over the whole batch; this layer needs a GPU
+        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    shapes = model.state_dict()
+    epochs_done = 0
+    checkpoint = [utils.read_checkpoint(args) if rank == 0 else None]
+    checkpoint = checkpoint[0]
+    if checkpoint:
+        epochs_done = checkpoint["epoch"]
+    del checkpoint  # else each process keeps a second copy of model and optimizer
+    epochs_done = torch.tensor(epochs_done, device=device)
+    dist.broadcast(epochs_done, src=0)
+    blocks = [part for part in model.modules() if type(part).__name__ in BLOCKS]
+    for part in blocks:  # keep only its input; backward computes the rest again
+        part.forward = partial(recompute, part.forward, use_reentrant=False)
+    for part in [*reversed(blocks), model]:  # inner ones first; the model has what is in no block
+        fully_shard(part, mesh=mesh, mp_policy=PRECISION)
+    model.to_empty(device=device)  # memory for this rank's shares
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # of the shares
+    folder = f"{args.checkpoint}.shards/{epochs_done}"
+    if epochs_done:
+        check_shards(folder, rank, world_size)
+        saved = dict(zip(("model", "optimizer"), state.get_state_dict(model, optimizer)))
+        dcp.load(saved, checkpoint_id=folder)  # each its shares, whoever wrote them
+        state.set_state_dict(model, optimizer, model_state_dict=saved["model"],
+                             optim_state_dict=saved["optimizer"])
+    else:  # drawn, or read, by rank 0
+        weights = utils.build_model(args.model).state_dict() if rank == 0 else {}
+        full = state.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        state.set_model_state_dict(model, weights, options=full)
+        del weights
+
+    for epoch in range(epochs_done, args.total_epochs):
+        start = time.perf_counter()
+        sampler.set_epoch(epoch)  # another order each epoch, also after a restart
+        torch.manual_seed(epoch * world_size + rank)  # dropout: other masks in each rank and epoch
+        loss = train_epoch(model, train_loader, optimizer, device)
+        for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
+            dist.broadcast(buffer, src=0)
+        accuracy = evaluate(model, val_loader, device)
+        if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
+            previous, folder = folder, f"{args.checkpoint}.shards/{epoch + 1}"
+            saved = dict(zip(("model", "optimizer"), state.get_state_dict(model, optimizer)))
+            try:
+                dcp.save({**saved, "epoch": epoch + 1}, checkpoint_id=folder)  # each its shares
+            except dcp.CheckpointException as error:  # it hides a full disk
+                free = shutil.disk_usage(folder).free
+                utils.stop(f"{folder} was not saved; {free:,} bytes are free there: {error!r}", 1)
+        if rank != 0:
+            continue  # rank 0 alone prints and saves: no collective in the rest of this loop
+        utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)
+        if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
+            groups = {"param_groups": optimizer.state_dict()["param_groups"]}
+            utils.save_checkpoint(args, shapes, groups, epoch, kind="recipes.large")
+            shutil.rmtree(previous, ignore_errors=True)
+
+    del model  # it holds the process group
+    dist.destroy_process_group()
+    time.sleep(0.1)  # DTensor's caches keep gloo's threads, of which one may abort at exit
+
+
+if __name__ == "__main__":
+    args = utils.parse_args(__doc__)
+    utils.check_torchrun(__doc__)
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if local_rank == 0:  # the others wait for it in init_process_group
+        utils.check_run(args, int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]),
+                        kinds=["recipes.large"])
+    main(local_rank, args)

@@ -1,0 +1,117 @@
+"""recipes/large.py: no process holds the whole model, or writes it, alone."""
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launch import IN_FLOAT64, ROOT, SGD, after, check_close, check_equal, figures, load, run, train, with_optimizer
+
+ADAMW = "torch.optim.AdamW(model.parameters(), lr=args.lr)"
+VIT = "--model", "vit", "--lr", 0.002
+LOGS_MODELS = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import utils" + after(
+    "utils.build_model", "next(result.parameters()).device")
+
+
+def in_full_precision(optimizer=SGD):
+    copy = with_optimizer("recipes/large.py", optimizer)
+    lines, count = re.subn(r", mp_policy=PRECISION|\.float\(\)", "", copy.read_text())
+    assert count == 2
+    copy.write_text(lines)
+    return copy
+
+
+def to_plain_file():
+    """By the chapter's command."""
+    command, = re.findall(r"^python -m torch.distributed.checkpoint.*", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE)
+    folder, = Path("large.pt.shards").iterdir()
+    words = command.replace("large.pt.shards/50", str(folder)).split()
+    assert str(folder) in words
+    subprocess.run([sys.executable, *words[1:]], check=True, capture_output=True)
+    return words[-1]
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["SGD", "AdamW"])
+@pytest.mark.parametrize("processes", [(2, 3), (4, 1)])
+def test_it_trains_what_fsdp_trains_resumes_on_another_number_of_processes_and_becomes_a_plain_file(
+        processes, optimizer, small):
+    options = *VIT, *small
+    fsdp = with_optimizer("recipes/fsdp.py", optimizer)
+    whole = figures(train(fsdp, 3, *options, before=IN_FLOAT64).stdout)
+    script, printed = in_full_precision(optimizer), {}
+    for epochs, count in enumerate(processes, 1):
+        printed |= figures(train(script, epochs, *options, processes=count, before=IN_FLOAT64).stdout)
+    plain = to_plain_file()
+    single_gpu = with_optimizer("single_gpu.py", optimizer)
+    printed |= figures(train(single_gpu, 3, *options, "--checkpoint", plain, before=IN_FLOAT64).stdout)
+    assert printed == whole
+    check_equal(plain, "fsdp.pt")
+
+
+def test_bfloat16_and_recomputed_activations_change_the_losses_by_no_more_than_bfloat16s_digits(small):
+    options = 2, *VIT, *small
+    check_close(figures(train("recipes/large.py", *options).stdout), figures(train("recipes/fsdp.py", *options).stdout),
+                loss=0.01, accuracy=5)
+
+
+def test_only_rank_0_makes_the_weights_and_only_where_they_are_new(small):
+    for epochs, devices in ((1, ["meta", "cpu"]), (2, ["meta"])):
+        train("recipes/large.py", epochs, *VIT, *small, before=LOGS_MODELS)
+        # Before that rank 0 compares the names and shapes in large.pt.
+        assert Path("log.0").read_text().split() == ["meta"] * (epochs - 1) + devices
+        assert Path("log.1").read_text().split() == ["meta"]
+        for log in ("log.0", "log.1"):
+            Path(log).unlink()
+
+
+def test_a_kill_while_saving_leaves_the_checkpoint_before_whole():
+    dies_at_the_second = "import torch.distributed.checkpoint" + after(
+        "torch.distributed.checkpoint.FileSystemWriter.write_data", "os.path.exists('large.pt') and os.kill(os.getpid(), 9)")
+    train("recipes/large.py", 3, 1, "--checkpoint", "whole.pt")
+    train("recipes/large.py", 3, 1, status=-9, before=dies_at_the_second)
+    assert load("large.pt")["epoch"] == 1 and {file.name for file in Path("large.pt.shards").iterdir()} == {"1", "2"}
+    resumed = train("recipes/large.py", 3, 1)
+    assert "large.pt: 1 of 3 epochs are done" in resumed.stdout
+    assert [file.name for file in Path("large.pt.shards").iterdir()] == ["3"]  # one checkpoint is kept
+    for file in ("__0_0.distcp", "__1_0.distcp"):
+        assert Path("large.pt.shards/3", file).read_bytes() == Path("whole.pt.shards/3", file).read_bytes()
+
+
+def test_a_damaged_checkpoint_and_another_scripts_are_refused_in_one_line():
+    def refused(says, script="recipes/large.py", *options):
+        before = {file: file.read_bytes() for file in Path().rglob("*") if file.is_file()}
+        job = train(script, 3, *options, processes=1, status=1)
+        assert re.fullmatch(f"{Path(script).name}: .*{says}.*\n", job.stderr), job.stderr
+        assert before == {file: file.read_bytes() for file in Path().rglob("*") if file.is_file()}
+
+    train("recipes/large.py", 1)
+    shutil.copytree("large.pt.shards", "good")
+    shard, folder = Path("large.pt.shards/1/__1_0.distcp"), "large.pt.shards/1 cannot be resumed and is left as it was: "
+    whole = shard.read_bytes()
+    weight, _ = load(to_plain_file())["model"]["2.weight"].chunk(2)[1].chunk(2)  # of those that rank 1 wrote
+    middle = whole.index(weight.numpy().tobytes())
+    for damaged in (whole[:middle], whole[:middle] + bytes(8) + whole[middle + 8:], b""):
+        shard.write_bytes(damaged)
+        refused(folder)
+    for lost in (shard, shard.with_name(".metadata")):
+        lost.unlink()
+        refused(folder + ".*No such file")
+        shutil.copytree("good", "large.pt.shards", dirs_exist_ok=True)
+    refused("large.pt cannot be resumed .*of another model", "recipes/large.py", "--model", "vit")
+    refused("only recipes.large can resume it", "single_gpu.py", "--checkpoint", "large.pt")
+    train("single_gpu.py", 1)
+    refused("only another script can resume it", "recipes/large.py", "--checkpoint", "single_gpu.pt")
+
+
+def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint():
+    """Once the first epoch is saved, no file may exceed 100 KiB."""
+    fills = "import resource\n" + after("os.replace", "resource.setrlimit(resource.RLIMIT_FSIZE, (100 * 1024, 100 * 1024))")
+    job = train("recipes/large.py", 1000, 1, status=1, before=fills, processes=1)
+    assert re.fullmatch(r"large.py: large.pt.shards/2 was not saved; [\d,]+ bytes are free there: .*\n", job.stderr)
+    assert load("large.pt")["epoch"] == job.stdout.count("saved") == 1
+    train("recipes/large.py", 2, processes=1)
+
+
+def test_it_ends_well_as_it_is_started():
+    run("recipes/large.py", 1)
