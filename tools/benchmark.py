@@ -109,8 +109,8 @@ def spread(values, digits=0):
 def figures(row):
     column = {name: [run[name] for run in row["runs"]] for name in row["runs"][0]}
     return [row["style"], row["processes"], spread(column["samples/s"]), spread(row["speed-up"], 2),
-            spread(row["of as many apart"], 2), spread(column["first epoch, s"], 1), spread(column["memory, MB"]),
-            f"{column['loss'][-1]:.4f}"]
+            spread(row["of as many apart"], 2), f"{statistics.median(column['first epoch, s']):.1f}",
+            f"{statistics.median(column['memory, MB']):,.0f}", f"{column['loss'][-1]:.4f}"]
 
 
 def measure(args, jobs):

@@ -107,15 +107,15 @@ def telling(sign, diff):
 
 
 def table_of_places():
-    """Of each row of the table of places: the calls that show it, and its words as HTML."""
-    table = (ROOT / "docs/your_own_script.md").read_text().partition("| place |")[2].partition("\n\n")[0]
-    for place, cell in re.findall(r"^\| ([^|]*) \|[^|]*\| (.*`.*) \|$", table, re.MULTILINE):
+    """Of each row of the table of places: the calls that show it, and its reason as HTML."""
+    table = (ROOT / "docs/your_own_script.md").read_text().partition("| place |")[2].partition("| --- |\n")[2].partition("\n\n")[0]
+    for place, cell, why in re.findall(r"^\| ([^|]*) \| (.*`.*) \| ([^|]*) \|$", table, re.MULTILINE):
         code = ["".join(part.split()) for part in re.findall(r"`([^`]+)`", cell)]
-        yield [part[:part.find("(", 1) + 1] or part for part in code], as_html(f"{place}: {cell}")
+        yield [part[:part.find("(", 1) + 1] or part for part in code], as_html(f"{place}: {why}")
 
 
-def link(old, new):
-    return f"{old}..{new}".replace(".py", "")
+def short(name):
+    return name.removesuffix(".py")
 
 
 def page(chapters):
@@ -124,14 +124,14 @@ def page(chapters):
     for name in [*SCRIPTS, *itertools.chain(*EXAMPLES)]:
         text = highlight((ROOT / name).read_text(), PythonLexer(), HtmlFormatter(nowrap=True))
         lines = [numbers.setdefault(line, len(numbers)) for line in text.splitlines()]
-        files.append([name.removesuffix(".py"), lines])
+        files.append([short(name), lines])
     places = [((old, new), telling("-", diff), telling("+", diff), as_html(reason))
               for _, old, new, _, _, diff, _, reason in PLACE.findall(chapters)]
     ways = {SCRIPTS[0]: set()}  # the arrows that lead to each script
     for old, new in ARROWS:
         ways[new] = {*ways[old], (old, new)}
     pairs = []
-    for old, new in itertools.product(SCRIPTS, repeat=2):
+    for old, new in itertools.combinations_with_replacement(SCRIPTS, 2):
         found = []
         for hunk in hunks(old, new):
             diff = show(old, new, [hunk])
@@ -140,19 +140,18 @@ def page(chapters):
                    if (arrow in ways[new] - ways[old] and (removed & gone or added & come))
                    or (arrow in ways[old] - ways[new] and (added & gone or removed & come))]
             found.append([*hunk, why])
-        pairs.append([link(old, new), found])
-    reasons = [[link(*arrow), words] for arrow, _, _, words in places]
+        pairs.append([short(old), short(new), found])
+    reasons = [["..".join(map(short, arrow)), words] for arrow, _, _, words in places]
     table = [*table_of_places()]
     for old, new in EXAMPLES:
         after = (ROOT / new).read_text().splitlines()
-        for pair, start, stop in (((old, new), 2, 3), ((new, old), 0, 1)):
-            found = []
-            for hunk in hunks(*pair):
-                lines = "".join("".join(after[hunk[start]:hunk[stop]]).split())
-                why = [len(reasons) + number for number, (signs, _) in enumerate(table)
-                       if any(sign in lines for sign in signs)]
-                found.append([*hunk, why])
-            pairs.append([link(*pair), found])
+        found = []
+        for hunk in hunks(old, new):
+            lines = "".join("".join(after[hunk[2]:hunk[3]]).split())
+            why = [len(reasons) + number for number, (signs, _) in enumerate(table)
+                   if any(sign in lines for sign in signs)]
+            found.append([*hunk, why])
+        pairs.append([short(old), short(new), found])
     reasons += [["", words] for _, words in table]
     values = {"lines": [*numbers], "files": files, "pairs": pairs, "reasons": reasons}
 

@@ -113,6 +113,55 @@ def test_the_pairs_train_print_and_save_the_same_with_one_two_and_three_processe
         assert all(float(figure) < 1e-9 for figure in re.findall(r"(?:within|by) (\de-\d+)", said)), said
 
 
+SCRIPT = """import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+images, labels = torch.randn(240, 8), torch.randint(3, (240,))
+train_set, val_set = (TensorDataset(images[part], labels[part]) for part in (slice(192), slice(192, None)))
+model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(), nn.Tanh(), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+epochs, batch_size = 3, 24
+
+
+def train(model, loader):
+    model.train()
+    loss_sum = trained = 0
+    for images, labels in loader:
+        loss = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss_sum, trained = loss_sum + loss.item() * len(labels), trained + len(labels)
+    return loss_sum, trained
+
+
+@torch.no_grad()
+def evaluate(model, loader):
+    model.eval()
+    found = [(model(images).argmax(dim=1) == labels).sum().item() for images, labels in loader]
+    return sum(found), len(loader.dataset)
+
+
+"""
+ALONE = """train_loader = DataLoader(train_set, batch_size, shuffle=True)
+val_loader = DataLoader(val_set, batch_size)
+for epoch in range(epochs):
+    loss_sum, trained = train(model, train_loader)
+    correct, tested = evaluate(model, val_loader)
+    print(f"loss {loss_sum / trained:.4f} | accuracy {correct / tested:.2%}")
+    torch.save(model.state_dict(), "model.pt")
+"""
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_readmes_lines_put_into_a_small_script_are_the_same_training(processes):
+    lines, = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    status, said = judge(SCRIPT + ALONE, SCRIPT + lines, processes)
+    assert status == 0 and "printed: 3 of 3 lines the same" in said and "saved: 3 files the same" in said
+
+
 def test_where_rounding_has_grown_large_the_verdict_says_from_which_step_on():
     status, said = judge(*(changed(text, *changes) for text, changes in zip((BEFORE, AFTER), GOOD["lbfgs"])), 2)
     assert status == 0 and re.search(r"from step [2-5] on rounding alone moves the weights by 1% .*--float64 sees farther", said)
