@@ -108,7 +108,8 @@ def telling(sign, diff):
 
 def table_of_places():
     """Of each row of the table of places: the calls that show it, and its reason as HTML."""
-    table = (ROOT / "docs/your_own_script.md").read_text().partition("| place |")[2].partition("| --- |\n")[2].partition("\n\n")[0]
+    chapter = (ROOT / "docs/your_own_script.md").read_text()
+    table = chapter.partition("| place |")[2].partition("| --- |\n")[2].partition("\n\n")[0]
     for place, cell, why in re.findall(r"^\| ([^|]*) \| (.*`.*) \| ([^|]*) \|$", table, re.MULTILINE):
         code = ["".join(part.split()) for part in re.findall(r"`([^`]+)`", cell)]
         yield [part[:part.find("(", 1) + 1] or part for part in code], as_html(f"{place}: {why}")
