@@ -57,7 +57,7 @@ def main(args):
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
-        sampler.generator.manual_seed(epoch)  # another order each epoch, also after a restart
+        sampler.generator.manual_seed(epoch)  # a new order each epoch, also after a restart
         torch.manual_seed(epoch)  # dropout too: a resumed run draws what the unbroken one drew
         loss = train_epoch(parallel, train_loader, optimizer, device)
         accuracy = evaluate(model, val_loader, device)

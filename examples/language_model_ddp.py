@@ -69,7 +69,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 best, window = float("inf"), 25
 for epoch in range(args.epochs):
     model.train()
-    torch.manual_seed(epoch * world_size + rank)  # dropout: other masks in each rank and epoch
+    torch.manual_seed(epoch * world_size + rank)  # dropout: masks differ by rank and epoch
     total, hidden = 0, model.module.init_hidden(share)
     for start in range(0, len(train_data) - 1, window):
         part = train_data[start:start + window + 1]

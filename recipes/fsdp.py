@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import utils
 
-BLOCKS = "EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"  # what your model repeats
+BLOCKS = "EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"  # name what your model repeats
 
 
 def ddp_setup(local_rank, args):
@@ -99,8 +99,8 @@ def main(local_rank, args):
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # another order each epoch, also after a restart
-        torch.manual_seed(epoch * world_size + rank)  # dropout: other masks in each rank and epoch
+        sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
+        torch.manual_seed(epoch * world_size + rank)  # dropout: masks differ by rank and epoch
         loss = train_epoch(model, train_loader, optimizer, device)
         for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
             dist.broadcast(buffer, src=0)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import utils
 
-BLOCKS = "EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"  # what your model repeats
+BLOCKS = "EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"  # name what your model repeats
 PRECISION = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
@@ -35,7 +35,7 @@ def ddp_setup(local_rank, args):
     return device
 
 
-def check_shards(folder, rank, world_size):  # each rank a part of them
+def check_shards(folder, rank, world_size):  # each rank checks some of them
     try:
         pieces = dcp.FileSystemReader(folder).read_metadata().storage_data.values()
         for piece in list(pieces)[rank::world_size]:
@@ -94,26 +94,32 @@ def main(local_rank, args):
     if device.type != "cpu":  # BatchNorm over the whole batch; this layer needs a GPU
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     shapes = model.state_dict()
+    if left := {name for name, _ in model.named_buffers()} - {*shapes}:
+        utils.stop(f"buffers in no checkpoint, to be computed after to_empty: {sorted(left)}", 1)
     epochs_done = 0
     checkpoint = [utils.read_checkpoint(args) if rank == 0 else None]
     checkpoint = checkpoint[0]
     if checkpoint:
         epochs_done = checkpoint["epoch"]
     del checkpoint  # else each process keeps a second copy of model and optimizer
+    if rank == 0:
+        os.makedirs(f"{args.checkpoint}.shards", exist_ok=True)
     epochs_done = torch.tensor(epochs_done, device=device)
     dist.broadcast(epochs_done, src=0)
+    if not os.path.isdir(f"{args.checkpoint}.shards"):
+        utils.stop(f"--checkpoint {args.checkpoint} is not on storage that all machines share", 1)
     blocks = [part for part in model.modules() if type(part).__name__ in BLOCKS]
     for part in blocks:  # keep only its input; backward computes the rest again
         part.forward = partial(recompute, part.forward, use_reentrant=False)
     for part in [*reversed(blocks), model]:  # inner ones first; the model has what is in no block
         fully_shard(part, mesh=mesh, mp_policy=PRECISION)
-    model.to_empty(device=device)  # memory for this rank's shares
+    model.to_empty(device=device)  # this rank's shares, yet to be filled
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # of the shares
     folder = f"{args.checkpoint}.shards/{epochs_done}"
     if epochs_done:
         check_shards(folder, rank, world_size)
         saved = dict(zip(("model", "optimizer"), state.get_state_dict(model, optimizer)))
-        dcp.load(saved, checkpoint_id=folder)  # each its shares, whoever wrote them
+        dcp.load(saved, checkpoint_id=folder)  # this rank's shares, whichever ranks wrote them
         state.set_state_dict(model, optimizer, model_state_dict=saved["model"],
                              optim_state_dict=saved["optimizer"])
     else:  # drawn, or read, by rank 0
@@ -124,8 +130,8 @@ def main(local_rank, args):
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # another order each epoch, also after a restart
-        torch.manual_seed(epoch * world_size + rank)  # dropout: other masks in each rank and epoch
+        sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
+        torch.manual_seed(epoch * world_size + rank)  # dropout: masks differ by rank and epoch
         loss = train_epoch(model, train_loader, optimizer, device)
         for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
             dist.broadcast(buffer, src=0)
@@ -134,7 +140,7 @@ def main(local_rank, args):
             previous, folder = folder, f"{args.checkpoint}.shards/{epoch + 1}"
             saved = dict(zip(("model", "optimizer"), state.get_state_dict(model, optimizer)))
             try:
-                dcp.save({**saved, "epoch": epoch + 1}, checkpoint_id=folder)  # each its shares
+                dcp.save({**saved, "epoch": epoch + 1}, checkpoint_id=folder)  # its own shares
             except dcp.CheckpointException as error:  # it hides a full disk
                 free = shutil.disk_usage(folder).free
                 utils.stop(f"{folder} was not saved; {free:,} bytes are free there: {error!r}", 1)

@@ -107,8 +107,8 @@ def main(local_rank, args):
                 print(f"stopped: no better accuracy since epoch {best_epoch + 1}", flush=True)
             break  # in all ranks: they compare the reduced accuracy
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # another order each epoch, also after a restart
-        torch.manual_seed(epoch * world_size + rank)  # dropout: other masks in each rank and epoch
+        sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
+        torch.manual_seed(epoch * world_size + rank)  # dropout: masks differ by rank and epoch
         loss = train_epoch(model, train_loader, optimizer, device, schedule, ema)
         for buffer in ema.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
             dist.broadcast(buffer, src=0)

@@ -94,7 +94,7 @@ def main(local_rank, args):
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # another order each epoch, also after a restart
+        sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
         total = torch.tensor(begun, dtype=torch.float64, device=device) / world_size
         begun = [0, 0]
         order[:] = list(sampler)[int(total[1]):]

@@ -126,7 +126,9 @@ class Job:
 def first(lines):
     """An environment in which every Python process runs these lines before all others."""
     folder = tempfile.mkdtemp(dir=os.getcwd())
-    Path(folder, "sitecustomize.py").write_text(lines)
+    # What torch leaves while it is imported is not garbage: not to look through it spares a third of a process's start.
+    imports = "import gc\ngc.disable()\nimport torch\ngc.enable()\ngc.freeze()\n" if "torch" in lines else ""
+    Path(folder, "sitecustomize.py").write_text(imports + lines)
     return {"PYTHONPATH": f"{folder}:{ROOT}"}
 
 

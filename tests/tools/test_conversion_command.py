@@ -19,7 +19,7 @@ def test_two_commands_are_compared():
     Path("train.py").write_text("def main(args):\n" + re.sub("^", "    ", BEFORE, flags=re.MULTILINE) + "\nmain([])\n")
     Path("train_ddp.py").write_text(AFTER)
     said = check("python train.py", "torchrun --standalone --nproc_per_node=2 train_ddp.py", status=0).stdout
-    assert re.match(r"the same training: 12 steps with 2 processes, weights within \de-0[78] of their norm; rounding alone parts "
+    assert re.match(r"the same training: 12 steps with 2 processes, weights within \de-0[78] of their norm; rounding alone moves "
                     r"them by \de-07\nprinted: 2 of 2 lines the same\nsaved: 1 file the same: model.pt\n$", said), said
 
 
@@ -41,8 +41,8 @@ def test_a_collective_in_a_branch_hangs_and_is_shown_by_the_line_at_which_each_r
 @pytest.mark.parametrize("before, says", [
     ("no_such_command train.py", "cannot be started: .*no_such_command.*not found"),
     ("python -c 'import torch'", "takes no optimizer step$"),
-    ("python unseeded.py", r"draws other numbers each time \(it begins with other weights\): begin it with torch.manual"),
-    ("python noisy.py", r"draws other numbers each time \(step 1: by numpy\)"),
+    ("python unseeded.py", r"draws new numbers each time \(it begins with different weights\): begin it with torch.manual"),
+    ("python noisy.py", r"draws new numbers each time \(step 1: by numpy\)"),
     ("python fails.py", r"fails.py fails under the check \(it at fails.py:2: ZeroDivisionError: division by zero\): does it")])
 def test_what_cannot_be_judged_gets_one_line(before, says, folder):
     Path("unseeded.py").write_text(BEFORE.replace("torch.manual_seed(0)", "torch.seed()"))

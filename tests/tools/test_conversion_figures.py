@@ -23,16 +23,17 @@ PRINT = '        print(f"epoch {epoch} | loss {total.item() / len(data):.4f}", f
 
 # A fault: what is changed in both scripts, what in the converted one alone, and what is said.
 FAULTS = {
-    "a figure not reduced": ([], [(REDUCE, "")], "printed otherwise: train.py: epoch 0.*train_ddp.py: epoch 0.*Printed figures"),
+    "a figure not reduced": ([], [(REDUCE, "")],
+                             "printed differently: train.py: epoch 0.*train_ddp.py: epoch 0.*Printed figures"),
     "a loss with all its digits": ([("{total / len(data):.4f}", "{loss.item()}")], [
-        ("{total.item() / len(data):.4f}", "{loss.item()}")], "printed otherwise.*Printed figures"),
+        ("{total.item() / len(data):.4f}", "{loss.item()}")], "printed differently.*Printed figures"),
     "printed by all": ([], [("    if rank == 0:\n        print", "    if 1:\n        print")], r"printed \d times instead of 2"),
     "nothing printed": ([], [(PRINT, "        pass\n")], "train_ddp.py prints none of the 2 lines with figures"),
     "names": ([], [("model.module.state", "model.state")], "model.pt: the saved names begin with `module.`"),
     "saved by all": ([], [("if rank == 0:\n    torch.save", "if 1:\n    torch.save")], "model.pt is saved by more than one rank"),
-    "another model saved": ([], [("    torch.save", "    model.module[0].bias.data += 1\n    torch.save")], "another 0.bias"),
+    "another model saved": ([], [("    torch.save", "    model.module[0].bias.data += 1\n    torch.save")], "a different 0.bias"),
     "a little of a model lost": ([], [("    torch.save", "    model.module[0].bias.data *= 1.001\n    torch.save")],
-                                 "another 0.bias"),
+                                 "a different 0.bias"),
     "not saved": ([], [("    torch.save(model.module.state_dict(), \"model.pt\")", "    pass")],
                   "0 files are saved instead of 1, without model.pt"),
     "the best model by a rank's own figure": ([(STEP, STEP + BEST)], [
@@ -90,4 +91,4 @@ def test_one_more_plain_value_in_a_file_is_a_remark_and_a_time_is_not_compared()
     status, said = judge(before.replace("loss.item(), ", "total / 144, "), after, 3)
     assert status == 0 and "model.pt: world_size is saved by train_ddp.py alone" in said
     status, said = judge(before.replace("loss.item(), ", "total / 144, "), after.replace('"loss": total', '"loss": 2 * total'), 3)
-    assert status == 1 and "model.pt: another loss is saved" in said
+    assert status == 1 and "model.pt: a different loss is saved" in said

@@ -17,8 +17,8 @@ def why(e):
 
 def not_trained(e):
     if not any(e.shares[0].gradients) and any(e.one.gradients):
-        return Fault("there are no gradients: has the optimizer the parameters of the model that "
-                     "is trained, or was it made before?", "Training goes through DDP")
+        return Fault("there are no gradients: does the optimizer hold the parameters of the model "
+                     "that is trained, or was it made earlier?", "Training goes through DDP")
     return None
 
 
@@ -102,8 +102,8 @@ def what_is_known(e):
     where = apart_in(e.names, e.one.gradients, e.shares[0].gradients)
     known = "the same samples" if e.samples.relation == "same" else e.samples.sizes
     if of_the_optimizer(e):
-        return Fault(f"{known}, and the gradients agree, but the step that the optimizer makes of "
-                     "them does not: has it the state that it had, from a file perhaps?",
+        return Fault(f"{known}, and the gradients agree, but the optimizer's step "
+                     "does not: was its state loaded, as in the original?",
                      "Load first, then DDP")
     size = distance(e.one.gradients, e.shares[0].gradients) / (norm(e.one.gradients) or 1)
     said = f"gradients {size:.2g} of their norm apart, most in {where}"

@@ -45,8 +45,8 @@ def own_numbers(e):
     if e.drawing:
         return drawn_numbers(e)
     if drawn_values(e) and not any(noted.workers for noted in e.passes):
-        return Fault(f"the model is fed values that {e.name} never feeds it: has each rank data of "
-                     "its own, or are they prepared in another way?", "Random numbers")
+        return Fault(f"the model is fed values that {e.name} never feeds it: does each rank "
+                     "have its own data, or is it prepared differently?", "Random numbers")
     if drawn_values(e):
         return Fault(f"the model is fed values that {e.name} never feeds it, augmentation or noise "
                      "perhaps, drawn in loader workers. "

@@ -40,7 +40,7 @@ def resumed(run):
               if not name.startswith(("..", "("))]
     if not loaded:
         return ""
-    return (f"; it reads {', '.join(loaded[:3])}: if it goes on from there, leave that out by "
+    return (f"; it reads {', '.join(loaded[:3])}: if it resumes from that, leave it out with "
             f"--without '{loaded[0]}'")
 
 
@@ -55,12 +55,12 @@ def check_again(first, again):
     if again.ranks:
         reason = unseeded(first, again)
         if reason:
-            raise CannotSay(f"{first.name} draws other numbers each time ({reason}): begin it with "
+            raise CannotSay(f"{first.name} draws new numbers each time ({reason}): begin it with "
                             "torch.manual_seed(0), random.seed(0) and numpy.random.seed(0), and "
                             "seed its own generators; a set of strings has another order each "
                             "time, too")
     if not again.ranks or len(again.ranks[0].steps) != len(first.ranks[0].steps):
-        raise CannotSay(f"{first.name} takes other steps the second time, in which its weights are "
+        raise CannotSay(f"{first.name} takes more or fewer steps in the second run, with weights "
                         "moved by one rounding")
 
 

@@ -83,7 +83,7 @@ def compare_lines(first, again, many, drift):
             return Compared(fault=Fault(f"printed {len(others)} times instead of {len(lines)}: "
                                         f"{lines[0][0].strip()}", heading))
         if parted := compare_line(lines, twice[words], others, drift):
-            return Compared(fault=Fault(f"printed otherwise:\n  {first.name}: {parted[0]}\n"
+            return Compared(fault=Fault(f"printed differently:\n  {first.name}: {parted[0]}\n"
                                         f"  {many.name}: {parted[1]}\n ", "Printed figures"))
         same += len(lines)
     return say_lines(first, many, total, same, missing, converted)

@@ -22,7 +22,7 @@ def between_ranks(ranks, shares):
         who, one = f"ranks 0 and {other.rank}", shares[0]
         began = other.of(Began)[step.optimizer]
         if options := other_options(one, step):
-            return Fault(f"{who} have other options of the optimizer: {options}", "Decisions")
+            return Fault(f"{who} have different optimizer options: {options}", "Decisions")
         if fault := apart_in_shuffles(who, one, step):
             return fault
         for what, heading in (("before", "Load first, then DDP"),
@@ -32,7 +32,7 @@ def between_ranks(ranks, shares):
                 where = apart_in(began.names, a, b)
                 without = [name for name in began.without if name in where]
                 heading = "Training goes through DDP" if without else heading
-                text = f"{who} have other {'weights' if what == 'before' else what}: {where}"
+                text = f"{who} have different {'weights' if what == 'before' else what}: {where}"
                 alone = f" ({', '.join(without[:3])} in no DDP)" * bool(without)
                 return Fault(text + alone, heading)
     return None
@@ -56,7 +56,7 @@ def compare_scores(first, again, many):
         values = [one.value for one in ours]
         if max(values) - min(values) > 1e-6 * max(map(abs, values)):
             given = ", ".join(f"{value:.6g}" for value in values)
-            return Fault(f"ReduceLROnPlateau is given another figure in each rank: {given}",
+            return Fault(f"ReduceLROnPlateau is given a different figure on each rank: {given}",
                          "Decisions", ours[0].steps)
         if abs(values[0] - a.value) > TIMES * abs(b.value - a.value) + LARGE * abs(a.value):
             return Fault(f"ReduceLROnPlateau is given {values[0]:.6g} instead of {a.value:.6g}",

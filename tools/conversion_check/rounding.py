@@ -41,7 +41,7 @@ def unseeded(first, again):
     one, other = first.ranks[0].steps, again.ranks[0].steps
     eps = first.ranks[0].of(Began)[0].eps
     if not distance(one[0].before, other[0].before) <= 100 * eps * norm(one[0].before):
-        return "it begins with other weights"
+        return "it begins with different weights"
     for k, (a, b) in enumerate(zip(one, other), 1):
         if distance(a.before, b.before) > 100 * eps * norm(a.before):
             return None  # by rounding, which what is fed and drawn may follow

@@ -67,14 +67,14 @@ def compare_save(name, one, nudged, other, judges, drift):
         return f"{name}: {', '.join(missing[:3])} is not saved", "Saving"
     for key, (shape, _) in one.tensors.items():
         if tensors[key][0] != shape:
-            return f"{name}: {key} is saved in another shape", "Saving"
+            return f"{name}: {key} is saved with a different shape", "Saving"
     if key := tensors_apart(one, nudged, tensors, drift):
-        return f"{name}: another {key} is saved", "Saving"
+        return f"{name}: a different {key} is saved", "Saving"
     parted = [key for key, a in one.values.items() if not is_setting(key, a) and judges[key].parts(
         a, nudged.values.get(key, math.nan), other.values[key])]
     if parted:
         said = ", ".join(f"{other.values[key]:g} instead of {one.values[key]:g}" for key in parted)
-        return f"{name}: another {', '.join(parted)} is saved: {said}", "Printed figures"
+        return f"{name}: a different {', '.join(parted)} is saved: {said}", "Printed figures"
     return None
 
 

@@ -72,12 +72,12 @@ def compare_step(k, one, nudged, shares, first, many, rounding):
         return fault
     parted = rounding.parts(one.before, share.before, which)
     if len(share.before) != len(one.before) or (k == 1 and parted):
-        return Fault("it begins with other weights", "Load first, then DDP")
+        return Fault("it begins with different weights", "Load first, then DDP")
     if parted and not rounding.blurred:
-        return Fault("the weights are others before the step, although they were not after the one "
-                     "before", "Load first, then DDP")
+        return Fault("the weights differ before the step, although they agreed after the previous "
+                     "step", "Load first, then DDP")
     if options := other_options(one, share):
-        return Fault(f"other options of the optimizer: {options}", "Decisions")
+        return Fault(f"different optimizer options: {options}", "Decisions")
     parted = rounding.parts(one.after, share.after, which)
     apart = distance(one.gradients, share.gradients)
     scaled = apart > LARGE * norm(one.gradients) and factor_between(one.gradients, share.gradients)

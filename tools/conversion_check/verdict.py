@@ -21,7 +21,7 @@ def say(fault):
 def say_training(agree, many):
     count = len(many.ranks)
     print(f"the same training: {agree.steps} steps with {count} process{'es' * (count > 1)}, "
-          f"weights within {agree.weights:.0e} of their norm; rounding alone parts them by "
+          f"weights within {agree.weights:.0e} of their norm; rounding alone moves them by "
           f"{agree.rounding:.0e}")
     if agree.blurred:
         print(f"from step {agree.blurred} on rounding alone moves the weights by 1% of what "
@@ -48,13 +48,11 @@ def say_figures(first, again, many, agree):
 def say_what_stood_still(first, many):
     found = set().union(*(step.stood_still for run in (first, many) for rank in run.ranks
                           for step in rank.steps[-1:]))
-    if "dropout" in found and many.ranks and not ranks_draw_alike(many):
-        STOOD_STILL["dropout"] = ("dropout was 0, so it was not compared; the ranks would draw "
-                                  "other numbers, as they should", "Random numbers")
-    for what in STOOD_STILL:
+    for what, (text, heading) in STOOD_STILL.items():
         if what in found:
-            text, heading = STOOD_STILL[what]
-            print(f'{text}. See "{heading}" in {CHAPTER}.')
+            apart = what == "dropout" and many.ranks and not ranks_draw_alike(many)
+            more = "; the ranks would draw different numbers, as they should" if apart else ""
+            print(f'{text}{more}. See "{heading}" in {CHAPTER}.')
 
 
 def ranks_draw_alike(many):
