@@ -10,8 +10,8 @@ from launch import IN_FLOAT64, ROOT, SGD, after, check_close, check_equal, figur
 
 ADAMW = "torch.optim.AdamW(model.parameters(), lr=args.lr)"
 VIT = "--model", "vit", "--lr", 0.002
-LOGS_MODELS = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import utils" + after(
-    "utils.build_model", "next(result.parameters()).device")
+MODELS = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import torch, utils"
+LOGS_MODELS = MODELS + after("utils.build_model", "next(result.parameters()).device")
 
 
 def in_full_precision(optimizer=SGD):
@@ -102,6 +102,22 @@ def test_a_damaged_checkpoint_and_another_scripts_are_refused_in_one_line():
     refused("only recipes.large can resume it", "single_gpu.py", "--checkpoint", "large.pt")
     train("single_gpu.py", 1)
     refused("only another script can resume it", "recipes/large.py", "--checkpoint", "single_gpu.pt")
+
+
+def test_what_would_train_on_garbage_or_lose_its_checkpoint_stops_before_training():
+    """A buffer that no file holds, as rotary tables are; a folder that one machine alone sees."""
+    tables = MODELS + """
+build_model = utils.build_model
+def with_a_table(name):
+    model = build_model(name)
+    model.register_buffer("table", torch.ones(2), persistent=False)
+    return model
+utils.build_model = with_a_table
+"""
+    apart = "import os; os.makedirs(os.environ['RANK'], exist_ok=True); os.chdir(os.environ['RANK'])"
+    for before, says in ((tables, "to be computed after to_empty: \\['table']"), (apart, "large.pt is not on storage that all")):
+        job = train("recipes/large.py", 1, status=1, before=before)
+        assert re.search(f"^large.py: .*{says}", job.stderr, re.MULTILINE) and "epoch" not in job.stdout
 
 
 def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint():
