@@ -105,7 +105,7 @@ def main(local_rank, args):
         if epoch > best_epoch + PATIENCE:
             if rank == 0:
                 print(f"stopped: no better accuracy since epoch {best_epoch + 1}", flush=True)
-            break  # in all ranks: they compare the reduced accuracy
+            break  # on all ranks: they compare the reduced accuracy
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
         torch.manual_seed(epoch * world_size + rank)  # dropout: masks differ by rank and epoch

@@ -43,7 +43,7 @@ def train_epoch(model, loader, optimizer, device, total, stop, control):
         total[1] += len(labels)
         stop += len(signal.sigpending())
         dist.all_reduce(stop, group=control)
-        if stop:  # in all ranks after the same step
+        if stop:  # on all ranks, after the same step
             break
     dist.all_reduce(total)
     return (total[0] / total[1]).item()

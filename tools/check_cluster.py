@@ -278,7 +278,7 @@ def lead(args, server):
         how_fast(args, machines, first, rows, store.port)
     blind = [row["machine"] for row in first if args.found and row["alike"]["device"] == "cpu"]
     fine = f"5. Fine, but DEVICE: CPU on {', '.join(blind)}, where torch sees no GPU" if blind else "5. Fine."
-    print(f"5. First to mend: {faults[0]}" if faults else fine, flush=True)
+    print(f"5. First to fix: {faults[0]}" if faults else fine, flush=True)
     for row in rows:
         say(row["line"], ["end", None, int(bool(faults))])
 

@@ -25,7 +25,7 @@ def end(jobs, status, *said):
     assert [job.wait() for job in jobs] == [status] * len(jobs), "\n".join(job.stdout + job.stderr for job in jobs)
     parts = [line for line in jobs[0].stdout.splitlines() if not line.startswith(" ")]
     assert all(part.startswith(expected) for part, expected in zip(parts[:-1], PARTS)), parts
-    assert parts[-1].startswith("5. First to mend: " if status else "5. Fine"), parts
+    assert parts[-1].startswith("5. First to fix: " if status else "5. Fine"), parts
     for text in said:
         assert re.search(text, jobs[0].stdout, flags=re.MULTILINE), jobs[0].stdout
     assert all(job.stdout == "" for job in jobs[1:])
