@@ -91,11 +91,10 @@ class Workspace:
         return target
 
     def link_surroundings(self, root):
-        """The folders above, with a link to all else in them: ../data is found."""
-        above = root
-        for folder in reversed(self.folder.parents):
+        """The folders above, with a link to all else in three of them: ../data is found."""
+        (root / self.folder.parent.relative_to("/")).mkdir(parents=True, exist_ok=True)
+        for folder in self.folder.parents[:3]:  # higher ones may hold all users of a cluster
             above = root / folder.relative_to("/")
-            above.mkdir(exist_ok=True)
             with contextlib.suppress(PermissionError):
                 for path in folder.iterdir():
                     if path not in (self.folder, self.home, *self.folder.parents):
