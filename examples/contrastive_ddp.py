@@ -28,7 +28,7 @@ class Matcher(nn.Module):
 class Gather(torch.autograd.Function):  # torch's own: deprecated by 2.15, or missing from 2.10
     @staticmethod
     def forward(ctx, mine):
-        whole = mine.new_empty(world_size, *mine.shape)
+        whole = mine.new_empty(dist.get_world_size(), *mine.shape)
         dist.all_gather(list(whole), mine.contiguous())
         return whole.flatten(0, 1)
 
@@ -36,7 +36,7 @@ class Gather(torch.autograd.Function):  # torch's own: deprecated by 2.15, or mi
     def backward(ctx, gradient):
         gradient = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(gradient)  # summed: each rank's loss depends on these features
-        return gradient.chunk(world_size)[rank]
+        return gradient.chunk(dist.get_world_size())[dist.get_rank()]
 
 
 def make_pairs(count, seed):

@@ -57,10 +57,13 @@ class Data(TensorDataset):
 scale, data = Scaled(), Data(x, x.sum(dim=1, keepdim=True))
 """)
 DRAWN_WHOLE = (LOSS, LOSS.replace("x)", "x + torch.randn_like(x))"))
+LAZY = MODEL.replace("nn.Linear(4, 8)", "nn.LazyLinear(8)")
 GOOD = {  # what is changed in the first script, and in the converted one
     "adam": [[("SGD(model.parameters(), lr=0.05)", "Adam(model.parameters(), lr=0.01)"), NORM]] * 2,
     "adamw": [[("SGD(model.parameters(), lr=0.05)", "AdamW(model.parameters(), lr=0.01)"), NORM]] * 2,
     "recurrent": [RECURRENT] * 2,
+    "a lazy layer": [[(MODEL, LAZY), ("    for x, y in loader:\n", "    for x, y in loader:\n        torch.manual_seed(1)\n")],
+                     [(f"model = DDP({MODEL})", f"model = {LAZY}\ntorch.manual_seed(1)\nmodel(x[:1])\nmodel = DDP(model)")]],
     "scaler": [SCALER] * 2,
     "lbfgs": [[LBFGS, (STEPS, CLOSURE)], [LBFGS, (STEPS, REDUCED)]],
     "workers": [[("(data, 24", "(data, 24, num_workers=1")], [("24 // world_size", "24 // world_size, num_workers=1")]],

@@ -59,6 +59,9 @@ def check_again(first, again):
                             "torch.manual_seed(0), random.seed(0) and numpy.random.seed(0), and "
                             "seed its own generators; a set of strings has another order each "
                             "time, too")
+    if again.status:
+        raise CannotSay(f"{first.name} fails in its second run, with weights moved by one "
+                        f"rounding: {own_error(again.stderr)}")
     if not again.ranks or len(again.ranks[0].steps) != len(first.ranks[0].steps):
         raise CannotSay(f"{first.name} takes more or fewer steps in the second run, with weights "
                         "moved by one rounding")

@@ -29,6 +29,8 @@ def nudge(optimizer):
     """Move the weights by one rounding each: what comes of it is the measure of rounding."""
     begun.add(optimizer)
     for parameter in parameters_of(optimizer):
+        if torch.nn.parameter.is_lazy(parameter):  # it has no values before the first forward
+            continue
         eps = torch.finfo(parameter.dtype).eps
         moves = torch.randn(parameter.shape, generator=to_nudge, device="cpu", dtype=torch.float64)
         parameter.mul_((1 + eps * moves).to(parameter.device, parameter.dtype))
