@@ -32,6 +32,7 @@ BY_TORCHRUN = [script for script in SCRIPTS if "utils.check_torchrun(" in (ROOT 
 RECIPES = sorted(f"recipes/{file.name}" for file in ROOT.glob("recipes/*.py"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 SGD = "torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)"  # the scripts' line
+ADAMW = "torch.optim.AdamW(model.parameters(), lr=args.lr)"
 TWO_RATES = """torch.optim.SGD([{"params": model[:-1].parameters(), "lr": args.lr / 2},
                                  {"params": model[-1].parameters()}], lr=args.lr, momentum=0.9)"""
 RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -156,6 +157,10 @@ def hold(function, unless="False", until="os.path.exists('go')"):
 def hold_for_a_signal(step):
     return "calls = []\n" + hold("torch.optim.SGD.step", f"calls.append(0) or len(calls) != {step}",
                                  "signal.sigpending() or os.path.exists('go')")
+
+
+# A disk that fills up: once the first epoch is saved, no file may exceed 100 KiB.
+FILLS_UP = "import resource\n" + after("os.replace", "resource.setrlimit(resource.RLIMIT_FSIZE, (100 * 1024, 100 * 1024))")
 
 
 def start(script, *arguments, processes=2, torchrun=(), device="cpu", before="", **env):

@@ -6,9 +6,22 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch import IN_FLOAT64, ROOT, SGD, after, check_close, check_equal, figures, load, run, train, with_optimizer
+from launch import (
+    ADAMW,
+    FILLS_UP,
+    IN_FLOAT64,
+    ROOT,
+    SGD,
+    after,
+    check_close,
+    check_equal,
+    figures,
+    load,
+    run,
+    train,
+    with_optimizer,
+)
 
-ADAMW = "torch.optim.AdamW(model.parameters(), lr=args.lr)"
 VIT = "--model", "vit", "--lr", 0.002
 MODELS = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import torch, utils"
 LOGS_MODELS = MODELS + after("utils.build_model", "next(result.parameters()).device")
@@ -121,9 +134,7 @@ utils.build_model = with_a_table
 
 
 def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint():
-    """Once the first epoch is saved, no file may exceed 100 KiB."""
-    fills = "import resource\n" + after("os.replace", "resource.setrlimit(resource.RLIMIT_FSIZE, (100 * 1024, 100 * 1024))")
-    job = train("recipes/large.py", 1000, 1, status=1, before=fills, processes=1)
+    job = train("recipes/large.py", 1000, 1, status=1, before=FILLS_UP, processes=1)
     assert re.fullmatch(r"large.py: large.pt.shards/2 was not saved; [\d,]+ bytes are free there: .*\n", job.stderr)
     assert load("large.pt")["epoch"] == job.stdout.count("saved") == 1
     train("recipes/large.py", 2, processes=1)

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 from launch import (
+    ADAMW,
     IN_FLOAT64,
     RECIPES,
     ROOT,
@@ -16,7 +17,6 @@ from launch import (
     with_optimizer,
 )
 
-ADAMW = "torch.optim.AdamW(model.parameters(), lr=args.lr)"
 # One sets its own optimizer, one needs a compiler, one saves a folder: see their own tests.
 ANOTHER_TRAINING = {"loop", "compile", "large"}
 ROUNDS = {"bf16", "compress"}
