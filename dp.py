@@ -52,13 +52,13 @@ def main(args):
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
     del checkpoint  # else each process keeps a second copy of model and optimizer
-    # Slow: one GIL drives all GPUs; each step copies the model to them, their outputs to the first.
+    # Slow: one GIL drives all GPUs; each step copies the model out and the outputs back.
     parallel = model if device.type == "cpu" else torch.nn.DataParallel(model)
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
         sampler.generator.manual_seed(epoch)  # a new order each epoch, also after a restart
-        torch.manual_seed(epoch)  # dropout too: a resumed run draws what the unbroken one drew
+        torch.manual_seed(epoch)  # dropout too: a resumed run draws as if it had never stopped
         loss = train_epoch(parallel, train_loader, optimizer, device)
         accuracy = evaluate(model, val_loader, device)
         utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)

@@ -25,7 +25,7 @@ def ddp_setup(local_rank, args):
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
         torch.accelerator.set_device_index(device)  # first of all, or each process uses GPU 0 too
     dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None,
-                            timeout=timedelta(minutes=10))  # a dead host is silent; saves must fit
+                            timeout=timedelta(minutes=10))  # for dead hosts; longer than any save
     return device
 
 

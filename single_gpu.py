@@ -56,7 +56,7 @@ def main(args):
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
         sampler.generator.manual_seed(epoch)  # a new order each epoch, also after a restart
-        torch.manual_seed(epoch)  # dropout too: a resumed run draws what the unbroken one drew
+        torch.manual_seed(epoch)  # dropout too: a resumed run draws as if it had never stopped
         loss = train_epoch(model, train_loader, optimizer, device)
         accuracy = evaluate(model, val_loader, device)
         utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)

@@ -37,7 +37,7 @@ def train_epoch(model, loader, optimizer, device):
         optimizer.zero_grad()
         for start in range(0, len(labels), PART):
             part = slice(start, start + PART)
-            # Gradients add up here, and cross the network in the last part's backward alone.
+            # Gradients add up here, and cross the network only in the last part's backward.
             with nullcontext() if part.stop >= len(labels) else model.no_sync():
                 loss = F.cross_entropy(model(images[part]), labels[part], reduction="sum")
                 (loss / len(labels)).backward()

@@ -154,7 +154,7 @@ def main(local_rank, args):
 
     del model  # it holds the process group
     dist.destroy_process_group()
-    time.sleep(0.1)  # DTensor's caches keep gloo's threads, of which one may abort at exit
+    time.sleep(0.1)  # DTensor's caches keep gloo's threads; one of them may abort at exit
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Training on one machine, one process per GPU, started by torchrun, which can restart them:
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4 --max-restarts=3 \
 --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
--m recipes.preempt 50 10  # saves at SIGTERM or SIGUSR1, goes on at that very step
+-m recipes.preempt 50 10  # saves at SIGTERM or SIGUSR1, resumes at that same step
 """
 import os
 import signal
@@ -34,7 +34,7 @@ def train_epoch(model, loader, optimizer, device, total, stop, control):
     model.train()
     for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-        torch.manual_seed(torch.initial_seed() + len(labels))  # dropout: each step its own masks
+        torch.manual_seed(torch.initial_seed() + len(labels))  # dropout: new masks each step
         loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
@@ -70,7 +70,7 @@ def main(local_rank, args):
     sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats some samples
     options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
                    pin_memory=device.type != "cpu", worker_init_fn=utils.end_with_parent)
-    order = []  # this rank's samples that are left of the epoch
+    order = []  # this rank's samples left in the epoch
     train_loader = DataLoader(train_set, sampler=order, drop_last=True, **options)
     val_loader = DataLoader(val_set, **options)
 

@@ -22,15 +22,15 @@ def scripts(folder, slurm):
 
 @pytest.fixture(scope="module")
 def one_device(tmp_path_factory):
-    return figures(train("single_gpu.py", 9, cwd=tmp_path_factory.mktemp("one"), before=IN_FLOAT64).stdout)
+    return figures(train("single_gpu.py", 5, cwd=tmp_path_factory.mktemp("one"), before=IN_FLOAT64).stdout)
 
 
 def test_two_batch_jobs_at_once_both_train_and_a_requeued_one_goes_on_from_its_checkpoint(slurm, one_device):
-    jobs = [slurm.submit("--gpus-per-node=1", "multinode.sbatch", 9, 1, "--device", "cpu", "--checkpoint", f"{number}.pt",
+    jobs = [slurm.submit("--gpus-per-node=1", "multinode.sbatch", 5, 1, "--device", "cpu", "--checkpoint", f"{number}.pt",
                          **first(HELD)) for number in range(2)]
     outputs = [Path(f"multinode-{job}.out") for job in jobs]
     for output in outputs:
-        slurm.wait_for("epoch 1/9", output)  # and no more, before there is a file `go`
+        slurm.wait_for("epoch 1/5", output)  # and no more, before there is a file `go`
     while not Path("0.pt").exists():
         time.sleep(0.1)
     slurm("scontrol", "requeue", jobs[0])
@@ -41,7 +41,7 @@ def test_two_batch_jobs_at_once_both_train_and_a_requeued_one_goes_on_from_its_c
         assert slurm.wait(job) == "COMPLETED", output.read_text()
         assert output.read_text().count("processes: 2, ") == 1 + (job == jobs[0])
         assert figures(output.read_text()) == one_device
-    assert "0.pt: 1 of 9 epochs are done" in outputs[0].read_text()
+    assert "0.pt: 1 of 5 epochs are done" in outputs[0].read_text()
 
 
 def test_the_batch_file_binds_its_processes_to_the_cores_it_asks_for_or_else_leaves_them_alone(slurm):
@@ -77,7 +77,7 @@ def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at
     batch, = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", (ROOT / "docs/recipes.md").read_text(), flags=re.DOTALL)
     for wanted, there_is in ((" --gpus-per-node=4", ""), ("--cpus-per-task=16", "--cpus-per-task=2"),
                              ("--nproc_per_node=4", "--nproc_per_node=2"),
-                             ("50 10", "9 9 --device cpu")):
+                             ("50 10", "5 5 --device cpu")):
         assert wanted in batch
         batch = batch.replace(wanted, there_is)
     Path("preempt.sbatch").write_text(batch)

@@ -45,8 +45,7 @@ def to_plain_file():
     return words[-1]
 
 
-@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["SGD", "AdamW"])
-@pytest.mark.parametrize("processes", [(2, 3), (4, 1)])
+@pytest.mark.parametrize("processes, optimizer", [((2, 3), ADAMW), ((4, 1), SGD)], ids=["AdamW", "SGD"])
 def test_it_trains_what_fsdp_trains_resumes_on_another_number_of_processes_and_becomes_a_plain_file(
         processes, optimizer, small):
     options = *VIT, *small
