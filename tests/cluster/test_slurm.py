@@ -59,10 +59,10 @@ open("cores.{SLURM_JOB_ID}.{RANK}".format(**os.environ), "w").write(os.environ.g
 
 def test_the_batch_file_starts_a_recipe_with_the_gpus_asked_for_and_warns_where_a_machine_has_more(slurm, one_device):
     shutil.copytree(ROOT / "recipes", "recipes")
-    recipe = "recipes.accumulate", 2, "--device", "cpu"
+    recipe = "recipes.accumulate", 2, "--device", "cpu"  # -m, as torchrun has it, is allowed too
     options = ["--gpus-per-node=2", "--cpus-per-task=3"], []
-    jobs = [slurm.submit(*given, "multinode.sbatch", *recipe, "--checkpoint", f"{number}.pt", **first(IN_FLOAT64))
-            for number, given in enumerate(options)]
+    jobs = [slurm.submit(*given, "multinode.sbatch", *["-m"][:number], *recipe, "--checkpoint", f"{number}.pt",
+                         **first(IN_FLOAT64)) for number, given in enumerate(options)]
     for job, got in zip(jobs, ("3 cores, 2 GPUs", "2 cores, 0 GPUs")):
         assert slurm.wait(job) == "COMPLETED"
         printed = Path(f"multinode-{job}.out").read_text()

@@ -66,3 +66,7 @@ def test_nothing_that_a_launch_style_does_is_hidden_in_utils():
                  "set_device", "mp.spawn", ".module"):
         assert word not in re.sub(r"#.*", "", text), rule(3)
     assert max(map(len, text.splitlines())) <= 100, rule(4)
+
+
+def test_no_file_of_a_tool_is_too_long_to_be_read_at_once():
+    assert [file.name for file in ROOT.glob("tools/**/*.py") if len(file.read_text().splitlines()) > 150] == []

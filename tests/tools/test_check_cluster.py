@@ -45,18 +45,18 @@ def test_a_good_cluster_is_fine_and_said_so_in_five_parts(hosts, folder):
 
 
 MACHINES = """
-import os, sys, time
+import os, socket, sys
 sys.path.insert(0, {tools!r})
 import check_cluster
 import torch.distributed
+from cluster_check import follow, lead, lines
 args = check_cluster.parse_args()
-server = check_cluster.socket.create_server(("", args.port), backlog=64)
+server = socket.create_server(("", args.port), backlog=64)
 for number in range(32):
     if os.fork() == 0:
-        check_cluster.HERE, args.leads = f"node{number:02}", number == 0
-        check_cluster.follow(args, 0, check_cluster.meet(args))
-made, new_group = [], torch.distributed.new_group
-check_cluster.lead(args, server)
+        lines.HERE, args.leads = f"node{number:02}", number == 0
+        follow.follow(args, 0, lines.meet(args))
+lead.lead(args, server)
 statuses = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(32)]
 assert statuses == [0] * 32, statuses
 """
