@@ -39,7 +39,7 @@ def test_two_hosts_end_with_the_weights_of_one_device_however_they_are_started(w
                         PET_RDZV_ENDPOINT=f"{a.name}:29400", **first(IN_FLOAT64))
     elif way == "kubernetes":  # the variables of a Kubeflow Trainer job
         jobs = [host.start(*TORCHRUN, ROOT / "multinode.py", 3, 2, "--device", "cpu", PET_NNODES="2",
-                           PET_NPROC_PER_NODE="2", PET_NODE_RANK=str(rank), PET_MASTER_ADDR=a.name, PET_MASTER_PORT="29500",
+                           PET_NPROC_PER_NODE="1", PET_NODE_RANK=str(rank), PET_MASTER_ADDR=a.name, PET_MASTER_PORT="29500",
                            MASTER_ADDR=a.name, RANK=str(rank), **first(IN_FLOAT64)) for rank, host in enumerate(hosts)]
     else:
         line = [sys.executable, ROOT / "multigpu_spawn.py", 3, 2, "--device", "cpu", "--checkpoint", "multinode.pt"]
