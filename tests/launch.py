@@ -185,7 +185,7 @@ forks = multiprocessing.get_context("forkserver")
 
 @functools.cache  # once for all
 def start_server():
-    forks.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.nn", "torchvision.models", "frozen"])
+    forks.set_forkserver_preload(["frozen"])
     with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT / "tests")):
         multiprocessing.forkserver.ensure_running()
 

@@ -154,6 +154,7 @@ def test_a_change_has_a_link_of_its_own_and_a_narrow_screen_keeps_the_bar_and_th
 def test_a_whole_file_is_copied_byte_for_byte(page):
     for pair in (("multigpu_spawn.py", "multigpu_torchrun.py"), EXAMPLES[0]):
         show(page, *pair)
+        expect(page.locator("#whole")).to_have_text("Copy right file")
         page.evaluate("navigator.clipboard.writeText('')")
         page.click("#whole")
         page.wait_for_function("async () => await navigator.clipboard.readText()")
