@@ -14,6 +14,15 @@ os.environ |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 signal.signal(signal.SIGINT, signal.default_int_handler)  # else all that is started ignores it, as tests in the background do
 
 
+def pytest_collection_modifyitems(items):
+    """Those with several machines mostly wait: they are spread among the others, so that there is always something to do."""
+    waiting = [item for item in items if "cluster" in item.nodeid]
+    others = [item for item in items if "cluster" not in item.nodeid]
+    for place, item in enumerate(waiting):
+        others.insert(place * max(1, int(0.75 * len(items) / len(waiting))), item)
+    items[:] = others
+
+
 def pytest_unconfigure(config):
     """The last line of all says what was skipped for want of what."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")

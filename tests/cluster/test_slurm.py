@@ -8,7 +8,6 @@ import pytest
 from launch import ROOT, check_close, figures, first, hold, hold_for_a_signal, train
 
 
-
 @pytest.fixture(autouse=True)
 def scripts(folder, slurm):
     """The scripts in a folder that all nodes see, which is also where jobs write; of jobs that are left none goes on."""
@@ -50,10 +49,11 @@ open("cores.{SLURM_JOB_ID}.{RANK}".format(**os.environ), "w").write(os.environ.g
 """)
     batch = Path("multinode.sbatch").read_text()
     Path("whole_nodes.sbatch").write_text(batch.replace("#SBATCH --cpus-per-task", "##SBATCH --cpus-per-task"))
-    jobs = [slurm.submit(file, PYTHONPATH="") for file in ("multinode.sbatch", "whole_nodes.sbatch")]
+    jobs = [slurm.submit("--gpus-per-node=2", file, PYTHONPATH="") for file in ("multinode.sbatch", "whole_nodes.sbatch")]
     for job, cores in zip(jobs, ("2", "any")):
         assert slurm.wait(job) == "COMPLETED"
         assert [told.read_text() for told in Path().glob(f"cores.{job}.*")] == [cores] * 4
+        assert "WARNING" not in Path(f"multinode-{job}.out").read_text()
 
 
 def test_the_batch_file_starts_a_recipe_with_the_gpus_asked_for_and_warns_where_a_machine_has_more(slurm, one_device):
