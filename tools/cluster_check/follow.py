@@ -81,29 +81,38 @@ def nccl_log(pid):
     return Path(tempfile.gettempdir(), f"check_cluster.{pid}")
 
 
-def all_reduces(args, local_rank, rank, port, groups):
+def all_reduces(args, local_rank, rank, port, groups, attempt):
     """For each group that has this rank: is the sum right, seconds for much and for a single number."""
     device, log = torch.device("cpu"), nccl_log(os.getpid())
     if args.device != "cpu":
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
         torch.accelerator.set_device_index(device)
-    if not dist.is_initialized():
-        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(log))  # says which network it took
-        dist.init_process_group(args.backend, store=dist.TCPStore(args.host, port), rank=rank,
-                                world_size=args.total, device_id=device if args.backend != "gloo" else None)
-    figures, pattern = {}, torch.arange(SIZE // 4, device=device).remainder_(1000).float()
-    for name, ranks in groups.items():
+    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(log))  # says which network it took
+    store, figures = dist.TCPStore(args.host, port), {}
+    for name, ranks in {"all": [*range(args.total)], **groups}.items():
         if rank in ranks:  # the other groups are at work meanwhile, however many machines there are
-            group = dist.new_group(ranks, use_local_synchronization=True)
-            tensor = pattern + rank  # whole numbers below 2^24: the same in any order of summing
-            dist.all_reduce(tensor, group=group)  # connections are made at the first use
-            figures[name] = [torch.equal(tensor, pattern * len(ranks) + sum(ranks))]
-            for given, repeats in ((tensor.zero_(), 5), (torch.zeros(1, device=device), 20)):
-                times = []
-                for _ in range(repeats):
-                    start = time.perf_counter()
-                    dist.all_reduce(given, group=group)
-                    given[0].item()  # waits for the device
-                    times.append(time.perf_counter() - start)
-                figures[name].append(sorted(times)[repeats // 2])
+            # Not by new_group: with local synchronization its members must have made equally many groups before.
+            dist.init_process_group(args.backend, store=dist.PrefixStore(f"{attempt}, {name}", store),
+                                    rank=ranks.index(rank), world_size=len(ranks),
+                                    device_id=device if args.backend != "gloo" else None)
+            if name in groups:  # all together need only to find each other
+                figures[name] = measure(rank, ranks, device)
+            dist.barrier()  # who is yet to connect would find the group gone
+            dist.destroy_process_group()
     return figures, [way for way in ("IB", "Socket") if log.exists() and f"via NET/{way}" in log.read_text()]
+
+
+def measure(rank, ranks, device):
+    pattern = torch.arange(SIZE // 4, device=device).remainder_(1000).float()
+    tensor = pattern + rank  # whole numbers below 2^24: the same in any order of summing
+    dist.all_reduce(tensor)  # connections are made at the first use
+    found = [torch.equal(tensor, pattern * len(ranks) + sum(ranks))]
+    for given, repeats in ((tensor.zero_(), 5), (torch.zeros(1, device=device), 20)):
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            dist.all_reduce(given)
+            given[0].item()  # waits for the device
+            times.append(time.perf_counter() - start)
+        found.append(sorted(times)[repeats // 2])
+    return found

@@ -46,8 +46,8 @@ def how_fast(args, machines, first, rows, port):
     for one, other in zip(first[::2], first[1::2] + first[:len(first) % 2 and len(first) > 1]):
         groups[f"{one['machine']} - {other['machine']}"] = [one, other]
     ranks = {name: [row["rank"] for row in group] for name, group in groups.items()}
-    for _ in range(3):  # what looks slow is measured again before it is said
-        answers, lines, remarks, wrong = ask(args, rows, "all-reduces", port, ranks), [], [], []
+    for attempt in range(3):  # what looks slow is measured again before it is said
+        answers, lines, remarks, wrong = ask(args, rows, "all-reduces", port, ranks, attempt), [], [], []
         for name, group in groups.items():
             right, seconds, latencies = zip(*(answers[row["rank"]][0][name] for row in group))
             speed = SIZE * 8e-9 * 2 * (len(group) - 1) / len(group) / max(seconds)
