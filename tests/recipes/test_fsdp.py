@@ -3,7 +3,7 @@ import re
 from pathlib import Path
 
 import pytest
-from launch import IN_FLOAT64, ROOT, TWO_RATES, after, check_equal, figures, load, train, with_optimizer
+from launch import IN_FLOAT64, ROOT, TWO_RATES, after, check_equal, figures, load, run, train, with_optimizer
 
 # Bytes that an optimizer step works on. Gradients of one block share a store.
 LOGS_BYTES = after("torch.optim.SGD.step", """sum({
@@ -29,6 +29,10 @@ def test_fsdp_and_single_gpu_go_on_from_each_other_with_the_rates_of_the_file_as
         printed |= figures(train(script, epochs, *rate, "--checkpoint", "run.pt", *small, before=IN_FLOAT64).stdout)
     assert printed == whole
     check_equal("run.pt", "single_gpu.pt")
+
+
+def test_it_ends_well_as_it_is_started():
+    run("recipes/fsdp.py", 1)
 
 
 LINES = """

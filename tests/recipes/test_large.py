@@ -139,5 +139,5 @@ def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint():
     train("recipes/large.py", 2, processes=1)
 
 
-def test_it_ends_well_as_it_is_started():  # so does fsdp.py, by the same lines
+def test_it_ends_well_as_it_is_started():
     run("recipes/large.py", 1)
