@@ -2,7 +2,6 @@
 import re
 from pathlib import Path
 
-import pytest
 from launch import IN_FLOAT64, ROOT, after, check_equal, figures, train
 
 PADDED = """import copy
@@ -53,8 +52,7 @@ def test_accumulation_is_the_same_training_and_sends_gradients_once_a_step(fashi
             log.unlink()
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_the_block_for_padding_gives_the_gradients_of_the_whole_batch(processes):
+def test_the_block_for_padding_gives_the_gradients_of_the_whole_batch():
     block = re.search(r"```python\n(parts = list.*?)```", (ROOT / "docs/recipes.md").read_text(), re.DOTALL)[1]
     Path("padded.py").write_text(PADDED.replace("{block}", block))
-    train(Path("padded.py").resolve(), processes=processes, device=None)
+    train(Path("padded.py").resolve(), processes=3, device=False)

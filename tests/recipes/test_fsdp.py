@@ -3,7 +3,7 @@ import re
 from pathlib import Path
 
 import pytest
-from launch import IN_FLOAT64, ROOT, TWO_RATES, after, check_equal, figures, load, run, train, with_optimizer
+from launch import IN_FLOAT64, ROOT, TWO_RATES, after, check_equal, figures, load, train, with_optimizer
 
 # Bytes that an optimizer step works on. Gradients of one block share a store.
 LOGS_BYTES = after("torch.optim.SGD.step", """sum({
@@ -31,8 +31,12 @@ def test_fsdp_and_single_gpu_go_on_from_each_other_with_the_rates_of_the_file_as
     check_equal("run.pt", "single_gpu.pt")
 
 
-def test_it_ends_well_as_it_is_started():
-    run("recipes/fsdp.py", 1)
+@pytest.mark.parametrize("model", ["resnet18", "vit"])
+def test_layers_with_batchnorm_and_attention_train_as_they_do_whole(model, fashion_mnist):
+    options = 1, "--model", model, "--batch-size", 20, *fashion_mnist(40, 21)
+    whole = figures(train("multigpu_torchrun.py", *options, before=IN_FLOAT64).stdout)
+    assert figures(train("recipes/fsdp.py", *options, before=IN_FLOAT64).stdout) == whole
+    check_equal("fsdp.pt", "multigpu_torchrun.pt")
 
 
 LINES = """
@@ -88,9 +92,8 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_the_chapters_lines_accumulate_clip_average_and_copy_shards_as_one_process_does(processes):
-    """With four processes, two machines of two."""
+def test_the_chapters_lines_accumulate_clip_average_and_copy_shards_as_one_process_does():
+    """On two machines of two processes, as the chapter's mesh has it."""
     chapter = (ROOT / "docs/recipes.md").read_text().partition("## Under FSDP2")[2].partition("\n## ")[0]
     blocks = re.findall(r"```python\n(.*?)\n```", chapter, re.DOTALL)
     lines = dict(zip(("shards", "weights", "average", "best"), blocks, strict=True))
@@ -100,6 +103,6 @@ def test_the_chapters_lines_accumulate_clip_average_and_copy_shards_as_one_proce
     for name, line in lines.items():
         text = text.replace(f"{{{name}}}", line)
     Path("lines.py").write_text(text)
-    train(Path("lines.py").resolve(), processes=processes, device=None)
+    train(Path("lines.py").resolve(), processes=4, device=False)
     precision, = re.findall(r"mp_policy=(MixedPrecisionPolicy\([^`]*\))\)`", chapter)
     assert f"PRECISION = {precision}\n" in (ROOT / "recipes/large.py").read_text()

@@ -28,7 +28,7 @@ def merged(*recipes):
 
 def test_an_ema_under_bfloat16_is_evaluated_by_its_own_weights():
     """Which lag behind so early: the live model is far better."""
-    options = 8, "--batch-size", 480, "--lr", 0.009
+    options = 4, "--batch-size", 240, "--lr", 0.009
     averaged = figures(train("recipes/loop.py", *options).stdout)
     found = figures(train(merged("loop", "bf16").resolve(), *options).stdout)
     check_close(found, averaged, loss=0.02, accuracy=5)

@@ -3,7 +3,6 @@ import os
 import signal
 import time
 
-import pytest
 import torch
 from launch import AS_PYTHON_3_14_DOES, RESTARTS, after, by_chance, figures, hold, load, start, train
 
@@ -38,12 +37,12 @@ torchvision.datasets.MNIST.__getitem__ = augmented
 KILLED = "steps = []\n" + after("torch.optim.SGD.step", "steps.append(0) or len(steps) == 25 and os.kill(os.getpid(), 9)")
 
 
-@pytest.mark.parametrize("script", ["single_gpu.py", "multigpu_torchrun.py"])
-def test_augmentation_in_a_loader_worker_is_the_same_after_a_kill(script, small):
-    options = 4, 2, "--workers", 1, *small
-    unbroken = train(script, *options, "--checkpoint", "unbroken.pt", before=AUGMENTED)
-    killed = train(script, *options, "--checkpoint", "run.pt", before=AUGMENTED + KILLED, status=-signal.SIGKILL)
-    resumed = train(script, *options, "--checkpoint", "run.pt", before=AUGMENTED)
+def test_augmentation_in_a_loader_worker_is_the_same_after_a_kill(small):
+    def part(checkpoint, before=AUGMENTED, status=0):
+        return train("multigpu_torchrun.py", 4, 2, "--workers", 1, "--checkpoint", checkpoint, *small, before=before, status=status)
+
+    unbroken, killed = part("unbroken.pt"), part("run.pt", AUGMENTED + KILLED, -signal.SIGKILL)
+    resumed = part("run.pt")
     assert [*figures(killed.stdout)] == [1, 2] and [*figures(resumed.stdout)] == [3, 4]
     assert figures(killed.stdout) | figures(resumed.stdout) == figures(unbroken.stdout)
     torch.testing.assert_close(load("run.pt"), load("unbroken.pt"), rtol=0, atol=0)

@@ -60,8 +60,8 @@ def test_all_ranks_evaluate_with_the_statistics_that_are_saved(fashion_mnist):
     assert one == other and "[0." in one
 
 
-def test_fifty_epochs_print_the_same_losses_and_accuracies_with_one_process_and_two():
-    one, two = (figures(train(script, 50, 10).stdout) for script in ("single_gpu.py", "multigpu_torchrun.py"))
-    assert list(one) == list(two) == list(range(1, 51))
-    assert one[1][1] < 20 and one[5][1] < 60 and one[50][1] > 95  # it learns, and not at once
+def test_twelve_epochs_of_the_plain_command_learn_and_print_the_same_with_one_process_and_two():
+    one, two = (figures(train(script, 12).stdout) for script in ("single_gpu.py", "multigpu_torchrun.py"))
+    assert list(one) == list(range(1, 13))
+    assert one[1][1] < 20 and one[12][1] > 80  # it learns, and not at once
     check_close(two, one)

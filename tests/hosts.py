@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launch import QUICK, Job, needs
+from launch import Job, needs
 
 # What $1 to $4 are: name, address, switch and folder.
 SWITCH = """
@@ -98,8 +98,7 @@ class Slurm:
     def __init__(self, hosts, folder):
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in an active environment
         self.hosts = hosts
-        self.environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(QUICK),
-                            "SLURM_CONF": f"{folder}/slurm.conf"}
+        self.environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "SLURM_CONF": f"{folder}/slurm.conf"}
 
     def run(self, *words, **env):
         """One of Slurm's commands, given on the first host."""
