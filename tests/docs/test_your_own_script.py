@@ -3,7 +3,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
 from chapters import blocks
 from launch import ROOT, train
 
@@ -35,20 +34,20 @@ dist.destroy_process_group()
 def test_the_block_for_unequal_and_empty_parts_gives_gradients_and_loss_of_the_whole_batch():
     block, = (block for block in blocks("python") if "mine = len(range" in block)
     Path("parts.py").write_text(PARTS.replace("{block}", block.replace("\n", "\n    ")))
-    train(Path("parts.py").resolve(), processes=2, device=None)
+    train(Path("parts.py").resolve(), processes=2, device=False)
 
 
 def test_saved_weights_work_elsewhere_as_readme_shows():
     snippet, = (block for block in blocks("python") if "load_state_dict" in block)
     train("single_gpu.py", 1, "--checkpoint", "multigpu_spawn.pt")
     Path("snippet.py").write_text(snippet)
-    done = train(Path("snippet.py").resolve(), processes=0, device=None)
+    done = train(Path("snippet.py").resolve(), processes=0, device=False)
     assert re.fullmatch(r"predicted: \d label: \d\n", done.stdout)
 
 
 def test_waves_resumes_what_waves_ddp_has_saved():
     def losses(script, epochs, *more, processes=0):
-        job = train(f"examples/{script}.py", "--epochs", epochs, *more, processes=processes, device=None, CUDA_VISIBLE_DEVICES="")
+        job = train(f"examples/{script}.py", "--epochs", epochs, *more, processes=processes, device=False, CUDA_VISIBLE_DEVICES="")
         return re.findall(r"epoch (\d+) \| loss (\S+) \| test loss (\S+)", job.stdout)
 
     alone = losses("waves", 6)
@@ -94,11 +93,10 @@ def block(text, indent):
 def in_ranks(code, processes):
     definitions = [ast.unparse(part) for part in OF_THE_PAIR.body if isinstance(part, ast.ClassDef | ast.FunctionDef)]
     Path("ranks.py").write_text(COMMON.format(code=code.strip().replace("\n", "\n    "), definitions="\n\n".join(definitions)))
-    train(Path("ranks.py").resolve(), processes=processes, device=None)
+    train(Path("ranks.py").resolve(), processes=processes, device=False)
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_losses_over_pairs_have_the_gradients_of_one_process_and_the_wrong_ways_have_not(processes):
+def test_losses_over_pairs_have_the_gradients_of_one_process_and_the_wrong_ways_have_not():
     in_ranks(f"""
 waves, words = torch.randn(12, 64), torch.randint(30, (12, 3))
 alone = Matcher()
@@ -132,11 +130,10 @@ for way in (whole, own_rows):
 check(gathered(own_part_put_back), alone, world_size, *[1] * 99)
 views = gathered(views_as_one).module.log_scale.grad
 assert abs(views / alone.log_scale.grad - 1) > 0.1
-""", processes)
+""", 3)
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_ratios_of_sums_top_k_and_a_gradient_penalty_have_the_gradients_of_one_process(processes):
+def test_ratios_of_sums_top_k_and_a_gradient_penalty_have_the_gradients_of_one_process():
     in_ranks(f"""
 inputs, masks, k = torch.randn(13, 4), torch.randint(2, (13, 1)).double(), 5
 net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -177,11 +174,10 @@ model.zero_grad()
 for loss in parts_of_penalised(model, inputs[rank:12:world_size]):
     loss.backward(retain_graph=True)  # by itself the penalty does not reach the last bias, for which DDP waits
 assert not torch.allclose(model.module[0].weight.grad, alone[0].weight.grad, rtol=0.01)
-""", processes)
+""", 3)
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_environments_split_among_ranks_play_and_train_as_in_one_process(processes):
+def test_environments_split_among_ranks_play_and_train_as_in_one_process():
     in_ranks(f"""
 class Game:
     def __init__(self, number):
@@ -203,7 +199,7 @@ for epoch in range(2):
     alone(whole).square().mean().backward()
     model(batch[rank::world_size]).square().mean().backward()
     check(model, alone)
-""", processes)
+""", 3)
 
 
 def test_ranks_seeded_apart_shuffle_alike_and_noise_is_a_part_of_what_one_process_draws():
