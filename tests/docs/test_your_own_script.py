@@ -47,7 +47,8 @@ def test_saved_weights_work_elsewhere_as_readme_shows():
 
 def test_waves_resumes_what_waves_ddp_has_saved():
     def losses(script, epochs, *more, processes=0):
-        job = train(f"examples/{script}.py", "--epochs", epochs, *more, processes=processes, device=False, CUDA_VISIBLE_DEVICES="")
+        words = f"examples/{script}.py", "--epochs", epochs, *more
+        job = train(*words, processes=processes, device=False, CUDA_VISIBLE_DEVICES="")
         return re.findall(r"epoch (\d+) \| loss (\S+) \| test loss (\S+)", job.stdout)
 
     alone = losses("waves", 6)
