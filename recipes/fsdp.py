@@ -1,13 +1,13 @@
 """Training on one machine, one process per GPU, started by torchrun, which can restart them:
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4 --max-restarts=3 \
--m recipes.fsdp 50 10  # FSDP2: each rank holds a share of weights, gradients and optimizer
-"""
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 --max-restarts=3\
+ --standalone -m recipes.fsdp 50 10  # FSDP2 shards weights, gradients and optimizer state
+Reasons: docs/recipes.md#multigpu_torchrunpy--recipesfsdppy"""
 import os
 import time
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but imported later it may make Python abort at its exit
+import torch.distributed.nn  # unused, but importing it later can make Python abort at exit
 import torch.nn.functional as F
 from torch.distributed.checkpoint import state_dict as state
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -20,11 +20,11 @@ BLOCKS = "EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"  # name what your
 
 
 def ddp_setup(local_rank, args):
-    utils.end_at_ctrl_c()  # also where it waits in a collective
+    utils.end_at_ctrl_c()  # works even inside a collective
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device)  # first of all, or each process uses GPU 0 too
+        torch.accelerator.set_device_index(device)  # before any GPU call, or each also uses GPU 0
     dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None)
     return device
 
@@ -90,7 +90,7 @@ def main(local_rank, args):
     blocks = [part for part in model.modules() if type(part).__name__ in BLOCKS]
     for part in [*reversed(blocks), model]:  # inner ones first; the model has what is in no block
         fully_shard(part, mesh=mesh)
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # of the shares
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # of the shards
     full = state.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
     state.set_model_state_dict(model, weights, options=full)
     if epochs_done:  # not in a new run, where Adam would begin with step 1 instead of 0

@@ -17,6 +17,7 @@ def test_the_loop_is_the_same_training_with_any_number_of_processes_and_when_it_
     for file, processes, done in (("more.pt", 3, 0), ("resumed.pt", 2, 2)):
         job = train("recipes/loop.py", *options, "--checkpoint", file, processes=processes, before=IN_FLOAT64)
         assert figures(job.stdout) == {epoch: seen for epoch, seen in figures(whole.stdout).items() if epoch > done}
+        assert not done or "resumed.pt: 2 of 4 epochs are done\n" in job.stdout  # with the rate of the schedule, and of --lr
         check_equal(file, "loop.pt")
         ours, others = load(file), load("loop.pt")
         assert (ours["best"], ours["schedule"]) == (others["best"], others["schedule"])

@@ -18,7 +18,7 @@ def merged(*recipes):
         file.write_text("".join(base))
     for recipe in recipes:
         lines = (ROOT / f"recipes/{recipe}.py").read_text().splitlines(keepends=True)
-        lines[2] = base[2]  # which command starts it
+        lines[2:4] = base[2:3]  # which command starts it, and where its reasons stand
         added += Counter(lines) - Counter(base)
         Path("recipe.py").write_text("".join(lines))
         subprocess.run(["git", "merge-file", together, "base.py", "recipe.py"], check=True)

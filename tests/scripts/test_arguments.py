@@ -1,4 +1,5 @@
 """An argument does what it says, or the run ends in one line that names it, before anything is written."""
+import ast
 import gzip
 import hashlib
 import re
@@ -27,8 +28,10 @@ BAD = {  # script and arguments; what the line says
     "multigpu_spawn.py -g 0": "argument -g/--gpus",
     "multigpu_spawn.py -n 2": "argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT",
     "multigpu_spawn.py -nr 1": "argument -nr/--node-rank: 1 is not below -n 1",
-    "multinode.py": "start it with its launcher: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --nproc_per_node=4",
-    "multigpu_torchrun.py": "start it with its launcher: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone"}
+    "multinode.py": "start it with its launcher: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 "
+                    "--max-restarts=3 --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 multinode.py 50 10\n",
+    "recipes/bf16.py": "start it with its launcher: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 "
+                       "--max-restarts=3 --standalone -m recipes.bf16 50 10\n"}
 
 
 @pytest.mark.parametrize("command", BAD)
@@ -36,7 +39,7 @@ def test_a_bad_argument_ends_the_run_in_one_line_and_writes_nothing(command, fol
     script, *arguments = command.split()
     batch_step = {"SLURM_JOB_ID": 1, "SLURM_NTASKS": 2, "SLURM_PROCID": 0}  # as sbatch sets them, before any srun
     job = train(script, *arguments, processes=0, device=False, status=2, **batch_step)
-    assert job.stderr.startswith(f"{script}: ") and BAD[command] in job.stderr
+    assert job.stderr.startswith(f"{Path(script).name}: ") and BAD[command] in job.stderr
     assert job.stderr.count("\n") == 1 and job.stdout == "" and not list(folder.iterdir())
 
 
@@ -65,9 +68,10 @@ torch.accelerator.device_count = lambda: 2"""}
 
 
 @pytest.mark.parametrize("script", BY_TORCHRUN)
-def test_help_needs_no_launcher(script):
+def test_help_needs_no_launcher_and_shows_each_command_on_a_line_of_its_own(script):
     job = train(script, "--help", processes=0)
     assert "--checkpoint" in job.stdout and job.stderr == ""
+    assert ast.get_docstring(ast.parse((ROOT / script).read_text())) in job.stdout
 
 
 def test_a_failed_download_is_one_line():
