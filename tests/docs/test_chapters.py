@@ -9,9 +9,7 @@ from launch import ROOT
 README = CHAPTERS[ROOT / "README.md"]
 
 
-def test_the_front_door_is_short_and_every_link_between_the_chapters_leads_to_a_file_and_a_heading():
-    assert len(README.split()) <= 800
-    assert sum(len(text.split()) for text in CHAPTERS.values()) <= 12_000
+def test_readme_leads_to_every_chapter_and_every_link_between_the_chapters_leads_to_a_file_and_a_heading():
     assert all(f"]({file.relative_to(ROOT)})" in README for file in CHAPTERS if file != ROOT / "README.md")
     found = [(file, *link) for file in CHAPTERS for link in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", CHAPTERS[file])]
     assert len(found) > 20
