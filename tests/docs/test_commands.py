@@ -28,7 +28,7 @@ def test_every_command_names_files_and_options_that_exist():
 
     @functools.cache
     def options(file):
-        found = re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", train(file, "--help", processes=0, device=None).stdout)
+        found = re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", train(file, "--help", processes=0, device=False).stdout)
         return {*found, *(launcher if file == "tools/check_cluster.py" else [])}  # which takes them too
 
     found = commands()

@@ -39,7 +39,8 @@ KILLED = "steps = []\n" + after("torch.optim.SGD.step", "steps.append(0) or len(
 
 def test_augmentation_in_a_loader_worker_is_the_same_after_a_kill(small):
     def part(checkpoint, before=AUGMENTED, status=0):
-        return train("multigpu_torchrun.py", 4, 2, "--workers", 1, "--checkpoint", checkpoint, *small, before=before, status=status)
+        options = 4, 2, "--workers", 1, "--checkpoint", checkpoint, *small
+        return train("multigpu_torchrun.py", *options, before=before, status=status)
 
     unbroken, killed = part("unbroken.pt"), part("run.pt", AUGMENTED + KILLED, -signal.SIGKILL)
     resumed = part("run.pt")
