@@ -1,21 +1,21 @@
 """Keeps what is the user's as it was: under the check a script writes into its copy alone."""
 import errno
 import os
-import stat
 import sys
-from pathlib import Path
 
-from conversion_check import record
+from check_conversion import protocol
+from check_conversion.protocol import About, Remark
 
-HOME, COPY = (os.environ[f"CHECK_CONVERSION_{name}"] for name in ("HOME", "COPY"))
-KEPT = os.environ["CHECK_CONVERSION_KEPT"].splitlines()  # folders
-BEGAN = float(os.environ["CHECK_CONVERSION_BEGAN"])
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {  # which arguments of an event are paths that change
     "os.rename": (0, 1), "os.symlink": (1,), "os.link": (1,), **dict.fromkeys(
         ("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime",
          "shutil.rmtree"), (0,))}
 FOLLOW = "open", "os.truncate", "os.chmod", "os.chown", "os.utime"  # a link to what it stands for
+# What is nobody's work: devices, and what packages keep to be faster the next time.
+FREE = ["/dev", "/proc", "/sys", *(os.path.expanduser(path) for path in (
+    os.environ.get("XDG_CACHE_HOME", "~/.cache"), "~/.triton", "~/.nv", "~/.config/matplotlib"))]
+settings = None
 
 
 def below(path, folder):
@@ -23,21 +23,16 @@ def below(path, folder):
 
 
 def is_kept(path, follow):
-    """Whether it is the user's: in the folder, behind a link of the copy, or older than the run."""
+    """Whether it is the user's: all but what the check made, behind no link of the copy."""
     given = os.path.abspath(path)
     parent, name = os.path.split(given)
     real = os.path.realpath(given) if follow else os.path.join(os.path.realpath(parent), name)
-    if below(real, HOME):
+    if below(real, settings.home):
         return False
-    if below(given, COPY) or any(below(real, folder) for folder in KEPT):
+    if below(given, settings.root) or any(below(real, folder) for folder in settings.kept):
         return True
-    try:
-        found = os.stat(real)
-    except OSError:
-        return False  # it is new
-    cached = any(part.startswith((".", "__pycache__")) for part in Path(real).parts)
-    return (stat.S_ISREG(found.st_mode) and found.st_ctime < BEGAN and not cached
-            and not real.startswith(("/dev/", "/proc/", "/sys/")))
+    return "__pycache__" not in real.split("/") and not any(
+        below(real, os.path.realpath(folder)) for folder in FREE)
 
 
 def keep(path, event="open"):
@@ -47,9 +42,9 @@ def keep(path, event="open"):
     if event == "os.mkdir" and os.path.isdir(path):
         return  # which is an error of its own
     if is_kept(path, event in FOLLOW):
-        record.write(f"{os.environ['CHECK_CONVERSION']}/{os.getpid()}.notes",
-                     int(os.environ.get("RANK", 0)), record.Remark("would write", path))
-        raise PermissionError(errno.EACCES, "kept as it is by tools/check_conversion.py", path)
+        protocol.write(settings.file("notes"), int(os.environ.get("RANK", 0)),
+                       Remark(About.WRITE, path))
+        raise PermissionError(errno.EACCES, "kept as it is by check_conversion", path)
 
 
 def watch(event, given):
@@ -59,4 +54,7 @@ def watch(event, given):
         keep(given[place], event)
 
 
-sys.addaudithook(watch)
+def install(given):
+    global settings
+    settings = given
+    sys.addaudithook(watch)

@@ -1,11 +1,12 @@
 """Makes training comparable: full precision, no dropout, BatchNorm that keeps its statistics."""
-import os
-
 import torch
 import torch.nn.functional as F
-from conversion_check.inside import notes
 from torch.nn.modules.batchnorm import SyncBatchNorm
 
+from check_conversion.observed import notes
+
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
+            "feature_alpha_dropout")
 stood_still = set()  # what the script has of these
 attend, enter_autocast = F.scaled_dot_product_attention, torch.autocast.__init__
 normalize = F.batch_norm
@@ -57,11 +58,12 @@ def hold(module, given):
     notes.be_alive()
 
 
-for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
-             "feature_alpha_dropout"):
-    setattr(F, name, keep_all)
-F.scaled_dot_product_attention, torch.autocast.__init__ = attend_all, in_full_precision
-F.batch_norm, SyncBatchNorm.forward = normalize_as_before, normalize_without_others
-torch.nn.modules.module.register_module_forward_pre_hook(hold)
-if "CHECK_CONVERSION_FLOAT64" in os.environ:
-    torch.set_default_dtype(torch.float64)
+def install(settings):
+    for name in DROPOUTS:
+        if hasattr(F, name):
+            setattr(F, name, keep_all)
+    F.scaled_dot_product_attention, torch.autocast.__init__ = attend_all, in_full_precision
+    F.batch_norm, SyncBatchNorm.forward = normalize_as_before, normalize_without_others
+    torch.nn.modules.module.register_module_forward_pre_hook(hold)
+    if settings.float64:
+        torch.set_default_dtype(torch.float64)

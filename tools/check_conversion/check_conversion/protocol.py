@@ -1,17 +1,59 @@
-"""What a run notes of itself: written inside the user's processes, read by the check."""
+"""What passes between the check and the processes that it observes.
+
+The check starts each command with `start/` on PYTHONPATH, so that each Python process of it installs
+`observed/`, and with one environment variable, CHECK_CONVERSION: the Settings, as JSON. In the
+folder of records each process writes, under its process id,
+
+    PID.notes    pairs of its rank and a record (the dataclasses below), pickled one after the other
+    PID.alive    touched while it computes
+    PID.stdout   what a rank prints, so that lines of two ranks do not mix
+    PID.stack    where it is, on SIGUSR2
+
+beside stdout and stderr of the command itself.
+"""
+import dataclasses
+import json
+import os
 import pickle
 from array import array
 from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
 
+VARIABLE = "CHECK_CONVERSION"
 BUCKETS = 32  # numbers in the sketch of a tensor
+
+
+@dataclass
+class Settings:
+    """What an observed process is told."""
+    records: str  # the folder of records
+    home: str  # all that the check makes lies below: it may be written
+    root: str  # of the copy: beside the copy it links to what lies around the user's folder
+    copy: str  # of the user's folder: where the script works
+    kept: list  # the user's own folders, which nothing may change
+    nudged: bool = False  # the original's second run: weights moved by one rounding, other clocks
+    float64: bool = False
+
+    @classmethod
+    def given(cls):
+        return cls(**json.loads(os.environ[VARIABLE]))
+
+    def as_environment(self):
+        return {VARIABLE: json.dumps(dataclasses.asdict(self))}
+
+    def file(self, ending):
+        """Of this process."""
+        return Path(self.records, f"{os.getpid()}.{ending}")
 
 
 @dataclass
 class Fed:
     """One tensor that a call of a model in training was given."""
-    name: str  # the model's class, and which of its arguments
+    name: str  # the model's class, and which of its arguments: "Net 0", "Net images[]"
     shape: list
     whole_numbers: bool = False  # tokens, classes: no noise
+    one: list = field(default_factory=list)  # of an element of a list: its checksum
     rows: list = field(default_factory=list)  # a checksum of each row, and of each column,
     columns: list = field(default_factory=list)  # for samples may lie along either
 
@@ -27,6 +69,7 @@ class Pass:
     drawn: int = 0  # a checksum of the order that it would have had
     steps: int = 0  # that it has led to so far
     workers: int = 0  # of its loader
+    drop_last: str = ""  # the class that was told so, the loader's or the sampler's
 
 
 @dataclass
@@ -72,22 +115,30 @@ class Logged:
 
 
 @dataclass
-class Remark:
-    """Anything that the verdict has to name: what it is, and of which file or class."""
-    what: str
-    name: str = ""
-
-
-@dataclass
 class Score:
     """What ReduceLROnPlateau was given."""
     value: float
     steps: int  # taken so far
 
 
-def write(path, rank, one):
+class About(Enum):
+    """What a remark is about."""
+    GROUP = "the process joins its group"
+    LOADED = "a file was read by torch.load"
+    WRITE = "a file outside the copy would have been written"
+    IMAGE = "an image was saved, which is not compared"
+    UNSUPPORTED = "something that the check cannot follow"
+
+
+@dataclass
+class Remark:
+    about: About
+    name: str = ""  # of a file or class
+
+
+def write(path, rank, record):
     with open(path, "ab") as file:  # opened each time: a process may fork
-        pickle.dump((rank, one), file)
+        pickle.dump((rank, record), file)
 
 
 def read(path):

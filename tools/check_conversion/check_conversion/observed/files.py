@@ -8,10 +8,11 @@ import signal
 import sys
 
 import torch
-from conversion_check.inside import guard, notes
-from conversion_check.inside.sketch import sketch
-from conversion_check.record import Logged, Remark, Saved
 from torch.utils._pytree import tree_leaves_with_path
+
+from check_conversion.observed import guard, notes
+from check_conversion.observed.sketch import sketch
+from check_conversion.protocol import About, Logged, Remark, Saved
 
 GENERATOR = torch.get_rng_state().shape  # of its state, which is no part of training
 save, load = torch.save, torch.load
@@ -22,7 +23,11 @@ def inside_copy(file):
     path = getattr(file, "name", file)
     if not isinstance(path, (str, os.PathLike)):
         return "(memory)"
-    return os.path.relpath(os.path.realpath(path), os.environ["CHECK_CONVERSION_FOLDER"])
+    return os.path.relpath(os.path.realpath(path), notes.settings.copy)
+
+
+def is_generator_state(tensor):
+    return tensor.dtype == torch.uint8 and tensor.shape == GENERATOR
 
 
 def name_of(key):
@@ -37,7 +42,7 @@ def note_and_save(value, file, *given, **options):
     tensors, values = {}, {}
     for path, part in tree_leaves_with_path(whole):
         name = ".".join(map(name_of, path)) or "the tensor"
-        if isinstance(part, torch.Tensor) and part.shape != GENERATOR:
+        if isinstance(part, torch.Tensor) and not is_generator_state(part):
             tensors[name] = list(part.shape), sketch([part])
         elif isinstance(part, (bool, int, float)) and ".params." not in name:  # just a count
             values[name] = part
@@ -46,7 +51,7 @@ def note_and_save(value, file, *given, **options):
 
 
 def note_and_load(file, *given, **options):
-    notes.note(Remark("loaded", inside_copy(file)))
+    notes.note(Remark(About.LOADED, inside_copy(file)))
     return load(file, *given, **options)
 
 
@@ -90,6 +95,8 @@ def noting(log):
 
 
 def change_wandb(module):
+    if not hasattr(module, "init") or not hasattr(module, "log"):
+        return  # a module of the user's own, perhaps
     noting.under_way = 0
     init = module.init
 
@@ -108,7 +115,7 @@ def change_torchvision(module):
 
     @functools.wraps(save_image)
     def note_and_save_image(tensor, fp, *given, **options):
-        notes.note(Remark("image", inside_copy(fp)))
+        notes.note(Remark(About.IMAGE, inside_copy(fp)))
         return save_image(tensor, fp, *given, **options)
     module.save_image = note_and_save_image
 
@@ -136,10 +143,10 @@ class Finder:
         return spec
 
 
-torch.save, torch.load = note_and_save, note_and_load
-sys.meta_path.insert(0, Finder)
-if "RANK" in os.environ:  # so that the lines of two ranks do not mix
-    output = os.open(notes.FOLDER / f"{os.getpid()}.stdout", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-stack = open(notes.FOLDER / f"{os.getpid()}.stack", "w")
-faulthandler.register(signal.SIGUSR2, stack, all_threads=False)
+def install(settings):
+    torch.save, torch.load = note_and_save, note_and_load
+    sys.meta_path.insert(0, Finder)
+    if "RANK" in os.environ:  # so that the lines of two ranks do not mix
+        os.dup2(os.open(settings.file("stdout"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+    stack = open(settings.file("stack"), "w")
+    faulthandler.register(signal.SIGUSR2, stack, all_threads=False)

@@ -1,11 +1,11 @@
 """Tensors in a few numbers, which differ as far as the tensors do."""
-import contextlib
 import functools
 from array import array
 
 import torch
-from conversion_check.record import BUCKETS, Fed
 from torch.distributed.tensor import DTensor
+
+from check_conversion.protocol import BUCKETS, Fed
 
 ROWS = 1024  # a larger tensor is folded
 MOST_SAMPLES = 10_000
@@ -63,13 +63,21 @@ def checksums(matrix):
     return []
 
 
-def describe(name, tensor):
+def describe(name, tensor, in_a_list):
     """What a model was fed, by which the same samples are known again."""
-    one = Fed(name, list(tensor.shape), not (tensor.is_floating_point() or tensor.is_complex()))
-    with torch.no_grad(), contextlib.suppress(RuntimeError):  # a tensor without numbers of its own
-        if tensor.dim():
-            one.rows = checksums(whole(tensor).reshape(len(tensor), -1))
-        if tensor.dim() > 1:
-            across = whole(tensor).transpose(0, 1)
-            one.columns = checksums(across.reshape(len(across), -1))
-    return one
+    fed = Fed(name, list(tensor.shape), not (tensor.is_floating_point() or tensor.is_complex()))
+    with torch.no_grad():
+        try:
+            numbers = whole(tensor)
+            if in_a_list:
+                fed.one = checksums(numbers.reshape(1, -1))
+            if tensor.dim():
+                fed.rows = checksums(numbers.reshape(len(numbers), -1))
+            if tensor.dim() > 1:
+                across = numbers.transpose(0, 1)
+                fed.columns = checksums(across.reshape(len(across), -1))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            pass  # a tensor without numbers of its own, while torch traces
+    return fed

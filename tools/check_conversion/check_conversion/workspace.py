@@ -6,13 +6,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from check_conversion.verdict import CannotSay
+
 MOST = 2**30  # bytes to copy
 LEFT_OUT = (".git", ".hg", ".svn", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache",
             ".ipynb_checkpoints", "node_modules", ".cache", ".tox", ".nox")
-
-
-class CannotSay(Exception):
-    """Why it cannot be said whether both train the same."""
 
 
 def is_environment(folder):

@@ -1,6 +1,6 @@
 """Does my converted script train the same as before? It runs both, and says where they part:
 
-python tools/check_conversion.py "python train.py --epochs 2" \\
+check-conversion "python train.py --epochs 2" \\
     "torchrun --standalone --nproc_per_node=2 train_ddp.py --epochs 2"
 
 The status is 0 where they train, print and save the same, 1 where not, 2 where that cannot be
@@ -12,46 +12,50 @@ import signal
 import sys
 import traceback
 
-from conversion_check.ending import check_again, check_original
-from conversion_check.running import run
-from conversion_check.verdict import judge
-from conversion_check.workspace import CannotSay, Workspace
+from check_conversion.judge import check_nudged, check_original, judge
+from check_conversion.running import run
+from check_conversion.verdict import CannotSay
+from check_conversion.workspace import Workspace
 
 
 def check(args, workspace):
-    first = run(args.before, workspace, args)
-    check_original(first)
-    again = run(args.before, workspace, args, CHECK_CONVERSION_NUDGE=1)
-    check_again(first, again)
-    status = judge(first, again, run(args.after, workspace, args))
+    original = run(args.before, workspace, args)
+    check_original(original)
+    nudged = run(args.before, workspace, args, nudged=True)
+    check_nudged(original, nudged)
+    verdict = judge(original, nudged, run(args.after, workspace, args))
     if changed := workspace.changed():
         raise CannotSay(f"{changed[0]} has changed meanwhile: by one of the scripts, if not by you")
-    return status
+    return verdict
 
 
 def parse_args():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        prog="check-conversion", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", help="the command that trains in one process")
     parser.add_argument("after", help="the command that trains with DDP")
     parser.add_argument("--link", action="append", default=[], metavar="DIR",
                         help="a folder that is too large to copy: it is read where it is")
     parser.add_argument("--without", action="append", default=[], metavar="PATTERN",
                         help="files that the copies lack: 'checkpoints/*.pt'")
-    parser.add_argument("--float64", action="store_true", help="sharper, where the data allow it")
+    parser.add_argument("--float64", action="store_true", help="compare in float64, for sharper verdicts")
     parser.add_argument("--patience", type=float, default=60, metavar="SECONDS",
-                        help="how long it may go without a step before it hangs (60)")
+                        help="seconds without a step before it counts as hung (60)")
     return parser.parse_args()
 
 
-def main(args):
+def main():
+    """The status: 0 the same, 1 not the same, 2 cannot be judged."""
+    args = parse_args()
     args.interrupted = []  # looked at where nothing is half done
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: args.interrupted.append(True))
     workspace = None
     try:
         workspace = Workspace(os.getcwd(), args.link, args.without)
-        return check(args, workspace)
+        verdict = check(args, workspace)
+        print(*verdict.lines, sep="\n")
+        return verdict.status
     except CannotSay as reason:
         print(f"cannot be judged: {reason}", file=sys.stderr)
     except Exception:
@@ -61,7 +65,3 @@ def main(args):
         if workspace:
             workspace.remove()
     return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main(parse_args()))

@@ -6,7 +6,6 @@ import weakref
 import zlib
 
 import torch
-from conversion_check.record import Pass
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
@@ -14,6 +13,9 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from check_conversion.observed import generators
+from check_conversion.protocol import Pass
 
 go_through, go_on = DataLoader.__iter__, _BaseDataLoaderIter.__next__
 shuffle, shuffle_some = RandomSampler.__iter__, SubsetRandomSampler.__iter__
@@ -26,13 +28,12 @@ class Route:
     def __init__(self):
         self.taken, self.finished = -1, False  # the step after which its last batch was taken
         self.samples, self.noted = None, Pass("no sampler", shuffles=False)
-        self.workers = 0
+        self.workers, self.drop_last = 0, ""
 
 
 routes, current, last_finished = weakref.WeakSet(), [None], None
 passes = collections.defaultdict(list)  # over each dataset: what led to steps, as it was asked
 steps = 0
-after_loader = lambda: None  # noqa: E731  # steps.py looks at the generators then
 
 
 @contextlib.contextmanager
@@ -44,14 +45,21 @@ def on(route):
         current.pop()
 
 
+def told_to_drop(loader):
+    """The class that leaves out a last batch that is not whole."""
+    if loader.drop_last or getattr(loader.batch_sampler, "drop_last", False):
+        return "DataLoader"
+    return type(loader.sampler).__name__ if getattr(loader.sampler, "drop_last", False) else ""
+
+
 def begin_pass(loader):
     with on(Route()) as route:
         route.noted.sampler = type(loader.sampler).__name__
         iterator = go_through(loader)
-    route.workers = loader.num_workers
+    route.workers, route.drop_last = loader.num_workers, told_to_drop(loader)
     iterator.check_conversion = route
     routes.add(route)
-    after_loader()  # which drew a seed for its workers
+    generators.look()  # the loader drew a seed for its workers
     return iterator
 
 
@@ -138,11 +146,12 @@ def lead_to_a_step():
         if not route.noted.steps and route.samples is not None:
             passes[route.samples].append(route.noted.asked)
         route.noted.steps += 1
-        route.noted.workers = route.workers
+        route.noted.workers, route.noted.drop_last = route.workers, route.drop_last
     steps += 1
     return [Pass(**vars(route.noted)) for route in found]
 
 
-DataLoader.__iter__, _BaseDataLoaderIter.__next__ = begin_pass, next_batch
-RandomSampler.__iter__, SubsetRandomSampler.__iter__ = shuffle_all, shuffle_indices
-DistributedSampler.__iter__ = share_out
+def install(settings):
+    DataLoader.__iter__, _BaseDataLoaderIter.__next__ = begin_pass, next_batch
+    RandomSampler.__iter__, SubsetRandomSampler.__iter__ = shuffle_all, shuffle_indices
+    DistributedSampler.__iter__ = share_out
