@@ -86,6 +86,9 @@ def of_lengths(e):
 def other_samples(e):
     original, ours, *_ = e.passes
     relation, total, n = e.samples.relation, sum(e.samples.ranks), e.count
+    if relation == Relation.SAME and e.samples.mispaired:
+        name, key = e.samples.mispaired
+        return Fault(f"{name} goes with other samples of {key} than in {e.name}", "Two routes")
     if relation == Relation.SAME:
         return None
     if relation == Relation.WHOLE and n > 1:

@@ -1,10 +1,11 @@
-"""Does my converted script train the same as before? It runs both, and says where they part:
+"""Does my converted script train the same as before? It runs both:
 
 check-conversion "python train.py --epochs 2" \\
     "torchrun --standalone --nproc_per_node=2 train_ddp.py --epochs 2"
 
-The status is 0 where they train, print and save the same, 1 where not, 2 where that cannot be
-said. Each run has a copy of this folder; nothing in the folder itself changes.
+The status is 0 where they train, print and save the same, 1 where not, 2 where
+that cannot be said. Each run has a copy of this folder; nothing in the folder
+itself changes.
 """
 import argparse
 import os
@@ -17,6 +18,7 @@ from check_conversion.running import run
 from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
 
+OUTPUTS = (1, 2)  # the check's own: files that the user may have opened for it in the folder
 
 def check(args, workspace):
     original = run(args.before, workspace, args)
@@ -24,7 +26,7 @@ def check(args, workspace):
     nudged = run(args.before, workspace, args, nudged=True)
     check_nudged(original, nudged)
     verdict = judge(original, nudged, run(args.after, workspace, args))
-    if changed := workspace.changed():
+    if changed := workspace.changed(OUTPUTS):
         raise CannotSay(f"{changed[0]} has changed meanwhile: by one of the scripts, if not by you")
     return verdict
 

@@ -119,10 +119,9 @@ def say_training(agree, converted):
 
 def say_part(name, part):
     yield from map(str, part.faults)
-    if part.said and not part.faults:
-        yield f"{name}: {part.said}"
-    for remark in part.remarks:
-        yield f"  {remark}"
+    said = [part.said] if part.said and not part.faults else []
+    for k, line in enumerate([*said, *part.remarks]):
+        yield f"  {line}" if k or part.faults else f"{name}: {line}"
 
 
 def say_what_stood_still(original, converted):

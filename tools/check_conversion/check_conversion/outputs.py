@@ -131,10 +131,9 @@ def compare_texts(texts, names, drift, verb="printed"):
         shown = "".join(f"\n  {names[0]}: {a}\n  {names[1]}: {b}" for a, b in parted[:SHOWN])
         more = f"\n  and {len(parted) - SHOWN} more lines" * (len(parted) > SHOWN)
         faults.append(Fault(f"{verb} differently:{shown}{more}\n ", "Printed figures"))
-    if any(map(has_figures, missing)) and not same and not parted and not any(
-            "#" in words for words in converted):
-        count = sum(map(has_figures, missing))
-        faults.append(Fault(f"{names[1]} prints none of the {count} lines with figures that "
+    figures = [line for line in missing if re.search(TOKEN, line)]
+    if figures and not same and not parted and not any("#" in words for words in converted):
+        faults.append(Fault(f"{names[1]} prints none of the {len(figures)} lines with figures that "
                             f"{names[0]} prints", "Printed figures"))
         missing = []
     total = sum(map(len, original.values()))
@@ -145,10 +144,6 @@ def compare_texts(texts, names, drift, verb="printed"):
     said = (f"{same} of {total} lines the same" if total else
             f"{names[0]} prints no line" if converted else "no line by either")
     return Compared(said, faults[:SHOWN], [*filter(None, remarks)])
-
-
-def has_figures(line):
-    return re.search(TOKEN, line)
 
 
 def named(what, lines):

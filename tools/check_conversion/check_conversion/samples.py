@@ -39,6 +39,7 @@ class Samples:
     ranks: tuple = ()
     whole_numbers: bool = False  # tokens, classes: no noise
     relations: dict = field(default_factory=dict)  # of each argument
+    mispaired: tuple = ()  # two arguments that go together otherwise
 
 
 def matched(one, other):
@@ -129,7 +130,26 @@ def compare(step, nudged, shares, steps, name):
         relation = Relation.UNKNOWN
     counts = [len(checksums(share, chosen, axis)) for share in shares]
     return Samples(relation, sizes, len(checksums(step, chosen, axis)), tuple(counts),
-                   whole_numbers(step, chosen), relations)
+                   whole_numbers(step, chosen), relations, mispaired(telling, step, shares))
+
+
+def mispaired(names, step, shares):
+    """Two arguments whose samples are all there, but go together otherwise, or nothing."""
+    axes = {name: of_argument(name, step, shares)[0] for name in names}
+    found = {name: checksums(step, name, axis) for name, axis in axes.items()}
+    distinct = [name for name in names if len({*found[name]}) == len(found[name])]
+    for key, name in itertools.product(distinct[:1], names):
+        places = {number: place for place, number in enumerate(found[key])}
+        for share in shares:
+            ours = [checksums(share, one, axes[one]) for one in (key, name)]
+            if len(ours[0]) != len(ours[1]) or len(found[key]) != len(found[name]):
+                continue
+            close = SAME * max(map(abs, found[name]))
+            for number, other in zip(*ours):
+                place = places[min(places, key=lambda known: abs(known - number))]
+                if abs(found[name][place] - other) > close:
+                    return name, key
+    return ()
 
 
 def relation_of(argument, step, shares, steps):

@@ -120,11 +120,12 @@ class Workspace:
                     found[path] = seen.st_size, seen.st_mtime_ns
         return found
 
-    def changed(self):
-        """What is no longer as it was, by no write that Python would have seen."""
-        after = self.state()
-        return sorted(path for path in {*after, *self.before}
-                      if after.get(path) != self.before.get(path) and path in self.before)
+    def changed(self, outputs=()):
+        """What is no longer as it was, by no write that Python would have seen; outputs: open files
+        that may grow."""
+        after, ours = self.state(), [*map(os.fstat, outputs)]
+        return sorted(path for path, was in self.before.items() if after.get(path) != was and not (
+            path in after and any(os.path.samestat(path.lstat(), one) for one in ours)))
 
     def remove(self):
         shutil.rmtree(self.home, ignore_errors=True)
