@@ -78,8 +78,9 @@ def test_all_packages_are_installed_with_it():
      r"draws new numbers each time \(it begins with different weights\): begin it with torch.manual"),
     ("import numpy\n" + BEFORE.replace("model(x)", "model(x + numpy.random.rand())"),
      r"draws new numbers each time \(step 1: by numpy\)"),
-    ("import time\n" + BEFORE.replace("torch.manual_seed(0)", "torch.manual_seed(int(time.time()))"), "draws new numbers each time"),
-    ("import torch\n1 / 0\n", r"train.py fails under the check \(it at train.py:2: ZeroDivisionError: division by zero\): does it"),
+    ("import time\n" + BEFORE.replace("torch.manual_seed(0)", "torch.manual_seed(int(time.time()))"),
+     "draws new numbers each time"),
+    ("import torch\n1 / 0\n", r"train.py fails under the check \(it at train.py:2: ZeroDivisionError: division by zero\): does"),
     ("import torch\n", "train.py takes no optimizer step$")])
 def test_what_cannot_be_judged_is_said_in_one_line(script, says):
     status, said = check(script, "import torch")

@@ -66,7 +66,7 @@ FAULTS = {
     "a rate by rank": (both(after=[(REDUCE, "    optimizer.param_groups[0]['lr'] *= 0.5 if rank else 1\n" + REDUCE)]),
                        "step 7: ranks 0 and 1 have different optimizer options: lr 0.025 instead of 0.05. See \"Decisions"),
     "targets of a list in another order": (both(*LIST, after=[SWAPPED]), r"step 1: Net 1\[\].y goes with other samples of Net 0"),
-    "a mapping with other targets": (both(*MAPPING, after=[SWAPPED]), r"step 1: Net 0.labels.y goes with other samples of Net 0.x"),
+    "a mapping with other targets": (both(*MAPPING, after=[SWAPPED]), r"step 1: Net 0.labels.y goes with other samples of Net 0"),
     "a part of one sample under BatchNorm": (both(("randn(144", "randn(122"), NORM, after=[WHOLE, PART]),
                                              "a part of one sample under BatchNorm"),
     "an error": (both(after=[(STEP, STEP + "        if rank == 1 and epoch == 1:\n            raise ValueError('my own')\n")]),

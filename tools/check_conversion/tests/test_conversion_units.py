@@ -78,8 +78,8 @@ def test_what_does_not_move_with_the_clock_is_a_figure(original, converted):
 
 
 def test_all_lines_that_part_are_counted_and_three_of_them_shown():
-    faults, said, _ = lines(*["".join(f"step {k} loss 0.{k}\n" for k in range(1, 7))] * 2,
-                            "".join(f"step {k} loss 0.9{k}\n" for k in range(1, 7)))
+    faults, _, _ = lines(*["".join(f"step {k} loss 0.{k}\n" for k in range(1, 7))] * 2,
+                         "".join(f"step {k} loss 0.9{k}\n" for k in range(1, 7)))
     assert faults[0].count("train_ddp.py: ") == 3 and "and 3 more lines" in faults[0]
 
 
