@@ -2,7 +2,7 @@
 import math
 from dataclasses import dataclass
 
-from check_conversion.numbers import apart_in, distance, factor_between, norm
+from check_conversion.distances import apart_in, distance, factor_between, norm
 from check_conversion.protocol import Pass, Step
 from check_conversion.samples import Losses, Relation, Samples
 from check_conversion.verdict import Fault
@@ -24,8 +24,10 @@ class Evidence:
     losses: Losses
     lengths: tuple  # steps of the first pass over the samples, in both
     names: list  # of the parameters
-    within_passes: set  # generators that move between steps of one pass over the samples
+    each_step: set  # generators that move from step to step in the original, not once a pass
+    places: dict  # of generators: the user's line that drew
     alike_before: set  # generators whose states were the same in all ranks in the step before
+    in_workers: list  # generators that moved in loader workers, of both runs
     blurred: bool  # rounding alone is large: what was seen counts, how far they parted does not
 
     @property
@@ -42,20 +44,32 @@ class Evidence:
         return [step.passes[-1] if step.passes else Pass("", False)
                 for step in (self.one, *self.shares)]
 
+    def states(self, generator):
+        return [share.states.get(generator) for share in self.shares]
+
+    def as_before(self, generator):
+        """Every rank has drawn what the original has: such numbers are no cause."""
+        return {*self.states(generator)} == {self.one.states.get(generator)}
+
     @property
     def drawing(self):
-        """Generators that move in both from step to step, not by a sampler for a whole pass."""
+        """Generators that move in both in each step, and other numbers than in the original."""
         return [name for name in self.one.draws if name in self.shares[0].draws
-                and name in self.within_passes]
+                and name in self.each_step and not self.as_before(name)]
 
     def alike(self, generator):
-        return len({share.states[generator] for share in self.shares}) == 1 < self.count
+        return len({*self.states(generator)}) == 1 < self.count
+
+    def by(self, generators):
+        """by torch (at train.py:7) and numpy"""
+        places = {name: f" (at {place})" for name, place in self.places.items()}
+        return "by " + " and ".join(name + places.get(name, "") for name in generators)
 
 
 def why(e):
     """What explains another step: the first of these that was seen."""
-    seen = (not_trained(e) or other_length(e) or same_numbers(e) or other_samples(e)
-            or other_factor(e) or own_numbers(e) or unequal(e))
+    seen = (not_trained(e) or other_length(e) or same_numbers(e) or some_draw(e)
+            or other_samples(e) or other_factor(e) or own_numbers(e) or unequal(e))
     return seen if seen or e.blurred else what_is_known(e)
 
 
@@ -116,10 +130,13 @@ def other_samples(e):
     if relation == Relation.OTHERS:
         if fault := of_lengths(e):
             return fault
+        if fault := own_order(e):
+            return fault
         if e.drawing and not e.samples.whole_numbers:
             return drawn_numbers(e)  # which may turn a sample into another one's like
-        return Fault(f"other samples than {e.name} has in this step: {e.samples.sizes}",
-                     "Two routes")
+        drawn = f"; both draw random numbers in each step, {e.by(e.drawing)}" * bool(e.drawing)
+        return Fault(f"other samples than {e.name} has in this step, in {e.samples.argument}: "
+                     f"{e.samples.sizes}{drawn}", "Two routes")
     return None
 
 
@@ -153,7 +170,6 @@ def unequal(e):
     return None
 
 
-
 # Random numbers as a cause: noise and augmentation.
 
 def drawn_values(e):
@@ -169,16 +185,16 @@ def loss_is_explained(e):
 def drawn_numbers(e):
     """What is drawn for its own samples must differ between ranks; then no more can be compared."""
     if alike := [name for name in e.drawing if e.alike(name)]:
-        return Fault(f"both draw random numbers in each step, by {' and '.join(alike)}, and all "
+        return Fault(f"both draw random numbers in each step, {e.by(alike)}, and all "
                      "ranks the same: noise, augmentation or the samples of a batch",
                      "Random numbers")
     if parted := [name for name in e.drawing if name in e.alike_before]:
-        return Fault(f"the ranks drew the same random numbers until here, by "
-                     f"{' and '.join(parted)}, and do so no longer: one of them has drawn more, "
-                     "rank 0 alone perhaps", "Random numbers")
+        return Fault(f"the ranks drew the same random numbers until here, {e.by(parted)}, and do "
+                     "so no longer: one of them has drawn more", "Random numbers")
     if e.drawing:
-        return Fault(f"both draw random numbers in each step, by {' and '.join(e.drawing)}, each "
-                     "rank its own, as it should for noise and augmentation. Nothing more can be "
+        where = f", seen in {' and '.join(drawn_values(e))}" * bool(drawn_values(e))
+        return Fault(f"both draw random numbers in each step, {e.by(e.drawing)}, each rank its "
+                     f"own{where}, as it should for noise and augmentation. Nothing more can be "
                      "seen until these are 0 in both scripts, or drawn for the whole batch",
                      "Random numbers", unknown=True)
     return None
@@ -192,6 +208,26 @@ def same_numbers(e):
     return None
 
 
+def some_draw(e):
+    """Where a rank draws and another does not, they no longer agree on what both go by."""
+    for name in e.one.draws:
+        drew = [rank for rank, share in enumerate(e.shares) if name in share.draws]
+        if 0 < len(drew) < e.count:
+            others = [rank for rank in range(e.count) if rank not in drew]
+            return Fault(f"rank {drew[0]} draws random numbers for this step, {e.by([name])}, and "
+                         f"rank {others[0]} does not", "Random numbers")
+    return None
+
+
+def own_order(e):
+    """Numbers that are drawn once a pass order its samples: all ranks need the same."""
+    for name in e.one.draws:
+        if name not in e.each_step and len({*e.states(name)}) > 1:
+            return Fault(f"the ranks draw different random numbers once a pass, {e.by([name])}, and "
+                         f"are fed other samples than {e.name}: {e.samples.sizes}", "Random numbers")
+    return None
+
+
 def own_numbers(e):
     """Where they are seen there, and are each rank's own."""
     if loss_is_explained(e) or e.samples.relation not in (
@@ -199,14 +235,15 @@ def own_numbers(e):
         return None
     if e.drawing:
         return drawn_numbers(e)
-    if drawn_values(e) and not any(noted.workers for noted in e.passes):
-        return Fault(f"the model is fed values that {e.name} never feeds it: does each rank "
-                     "have its own data, or is it prepared differently?", "Random numbers")
-    if drawn_values(e):
-        return Fault(f"the model is fed values that {e.name} never feeds it, augmentation or noise "
-                     "perhaps, drawn in loader workers. "
-                     "Nothing more can be seen until it is left out of both", "Random numbers",
-                     unknown=True)
+    values = " and ".join(drawn_values(e))
+    if values and e.in_workers:
+        return Fault(f"{values} has values that {e.name} never feeds it, and loader workers draw "
+                     f"random numbers, {e.by(e.in_workers)}: augmentation or noise. Nothing more can "
+                     "be seen until it is left out of both", "Random numbers", unknown=True)
+    if values:
+        return Fault(f"{values} has values that {e.name} never feeds it, and no random numbers are "
+                     "drawn for them in each step: does each rank have its own data, or is it "
+                     "prepared differently?", "Random numbers")
     return None
 
 

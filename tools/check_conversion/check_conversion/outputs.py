@@ -7,7 +7,7 @@ import collections
 import math
 import re
 
-from check_conversion.numbers import distance, norm
+from check_conversion.distances import distance, norm
 from check_conversion.protocol import About, Logged, Saved
 from check_conversion.training import LARGE, TIMES
 from check_conversion.verdict import Compared, Fault

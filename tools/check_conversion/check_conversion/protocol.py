@@ -86,6 +86,7 @@ class Step:
     passes: list = field(default_factory=list)  # over the samples, those that this step comes of
     states: dict = field(default_factory=dict)  # a checksum of each generator's
     draws: list = field(default_factory=list)  # generators that moved since the step before
+    drawn_at: dict = field(default_factory=dict)  # the user's line that moved each, once a run
     stood_still: set = field(default_factory=set)  # of what the check keeps from changing
 
 
@@ -126,6 +127,7 @@ class About(Enum):
     GROUP = "the process joins its group"
     LOADED = "a file was read by torch.load"
     WRITE = "a file outside the copy would have been written"
+    DREW = "a generator moved in a loader worker"
     IMAGE = "an image was saved, which is not compared"
     UNSUPPORTED = "something that the check cannot follow"
 

@@ -34,6 +34,7 @@ class Losses(Enum):
 class Samples:
     """What the ranks of a step were fed together, beside what the original was."""
     relation: Relation = Relation.UNKNOWN
+    argument: str = ""  # of the model, that tells most
     sizes: str = ""
     original: int = 0  # how many
     ranks: tuple = ()
@@ -129,7 +130,7 @@ def compare(step, nudged, shares, steps, name):
     if not telling and {*relations.values()} != {Relation.WHOLE}:
         relation = Relation.UNKNOWN
     counts = [len(checksums(share, chosen, axis)) for share in shares]
-    return Samples(relation, sizes, len(checksums(step, chosen, axis)), tuple(counts),
+    return Samples(relation, chosen, sizes, len(checksums(step, chosen, axis)), tuple(counts),
                    whole_numbers(step, chosen), relations, mispaired(telling, step, shares))
 
 

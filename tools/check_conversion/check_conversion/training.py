@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from check_conversion import samples
 from check_conversion.causes import Evidence, of_lengths, other_samples, why
-from check_conversion.numbers import apart_in, distance, factor_between, norm
-from check_conversion.protocol import Began, Score
+from check_conversion.distances import apart_in, distance, factor_between, norm
+from check_conversion.protocol import About, Began, Score
 from check_conversion.samples import Losses, Relation
 from check_conversion.verdict import CannotSay, Fault
 
@@ -146,9 +146,15 @@ def first_pass(steps):
     return ends[0] if ends else max(lengths, default=0)
 
 
-def drawn_within_passes(steps):
-    within = [one for one in steps if all(noted.steps > 1 for noted in one.passes)]
-    return {name for one in within or steps for name in one.draws}
+def drawn_in_each_step(steps):
+    """Generators that move from step to step, and not once for a whole pass."""
+    later = steps[1:] or steps  # before the first step the model was made
+    return {name for name in {*steps[0].states}
+            if 2 * sum(name in step.draws for step in later) > len(later)}
+
+
+def drawn_in_workers(*runs):
+    return [*dict.fromkeys(name for run in runs for name in run.remarks(About.DREW))]
 
 
 def alike_before(k, ranks):
@@ -162,7 +168,9 @@ def compare_steps(original, nudged, converted):
     """Step by step, until one of them goes otherwise."""
     agree, rounding = Training(), Rounding(original.ranks[0].of(Began)[0].eps)
     ranks, steps = converted.ranks, original.ranks[0].steps
-    known = (first_pass(steps), first_pass(ranks[0].steps)), drawn_within_passes(steps)
+    known = dict(lengths=(first_pass(steps), first_pass(ranks[0].steps)),
+                 each_step=drawn_in_each_step(steps), in_workers=drawn_in_workers(original, converted),
+                 places={name: at for step in steps for name, at in step.drawn_at.items()})
     rows = zip(steps, nudged.ranks[0].steps, *(rank.steps for rank in ranks))
     for k, (one, moved, *shares) in enumerate(rows, 1):
         rounding.measure(k, one, moved)
@@ -191,10 +199,10 @@ def compare_steps(original, nudged, converted):
 def evidence(k, one, moved, shares, original, converted, known, rounding):
     steps = original.ranks[0].steps
     found = samples.compare(one, moved, shares, steps, original.name)
-    lengths, within_passes = known
-    return Evidence(original.name, k, one, shares, found, samples.losses(one, shares, found), lengths,
-                    original.ranks[0].of(Began)[one.optimizer].names, within_passes,
-                    alike_before(k, converted.ranks), rounding.blurred > 0)
+    return Evidence(original.name, k, one, shares, found, samples.losses(one, shares, found),
+                    names=original.ranks[0].of(Began)[one.optimizer].names,
+                    alike_before=alike_before(k, converted.ranks), blurred=rounding.blurred > 0,
+                    **known)
 
 
 def compare_step(e, ranks, rounding):

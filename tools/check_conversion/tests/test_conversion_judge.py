@@ -117,7 +117,7 @@ def the_same_noise(original, nudged, converted):
         step.losses = [7.0]
     for run in (original, nudged, converted):
         for step in (step for rank in run.ranks for step in rank.steps):
-            step.draws, step.states["numpy"] = ["numpy"], 1
+            step.draws, step.states["numpy"] = ["numpy"], len(run.ranks)
 
 
 def own_noise(original, nudged, converted):

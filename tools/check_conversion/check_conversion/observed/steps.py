@@ -162,6 +162,7 @@ def note_gradients(optimizer):
                    for group in optimizer.param_groups]
     now.before = sketch(parameters)
     now.gradients = sketch(one.grad for one in parameters)
+    now.drawn_at = generators.end_watching()
     now.states, now.draws = generators.moved()
 
 
@@ -195,6 +196,8 @@ def after_step(optimizer, given, options):
     step.passes = sampling.lead_to_a_step()
     step.stood_still = set(comparable.stood_still)
     notes.note(step)
+    if len(stepped) == 1 and sampling.steps == 1:
+        generators.watch_draws()  # in the second step
     if nudged:
         nudge(optimizer)
 
