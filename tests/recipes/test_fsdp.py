@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from chapters import CHAPTERS, in_ranks
-from launch import IN_FLOAT64, ROOT, TWO_RATES, after, check_equal, figures, load, train, with_optimizer
+from launch import IN_FLOAT64, ROOT, TWO_RATES, after, check_close, check_equal, figures, load, train, with_optimizer
 
 # Bytes that an optimizer step works on. Gradients of one block share a store.
 LOGS_BYTES = after("torch.optim.SGD.step", """sum({
@@ -32,6 +32,25 @@ def test_fsdp_and_single_gpu_go_on_from_each_other_with_the_rates_of_the_file_as
     check_equal("run.pt", "single_gpu.pt")
 
 
+def test_with_more_ranks_than_held_out_samples_all_attend_each_forward(fashion_mnist):
+    options = 1, "--batch-size", 3, *fashion_mnist(6, 2)
+    assert figures(train("recipes/fsdp.py", *options, processes=3).stdout).keys() == {1}
+
+
+def test_bfloat16_as_the_chapter_has_it_changes_the_losses_by_no_more_than_its_digits(small):
+    precision, = re.findall(r", (mp_policy=MixedPrecisionPolicy\([^`]*\))\)`", (ROOT / "docs/recipes.md").read_text())
+    text = (ROOT / "recipes/fsdp.py").read_text()
+    for line, changed in (("import fully_shard", "import MixedPrecisionPolicy, fully_shard"),
+                          ("mesh=mesh)", f"mesh=mesh, {precision})"), ("(images), labels", "(images).float(), labels")):
+        assert text.count(line) == 1
+        text = text.replace(line, changed)
+    Path("bfloat16.py").write_text(text)
+    options = 2, "--model", "vit", "--lr", 0.002, *small
+    found, whole = (train(script, *options).stdout for script in (Path("bfloat16.py").resolve(), "recipes/fsdp.py"))
+    check_close(figures(found), figures(whole), loss=0.01, accuracy=5)
+    assert found != whole
+
+
 @pytest.mark.parametrize("model", ["resnet18", "vit"])
 def test_layers_with_batchnorm_and_attention_train_as_they_do_whole(model, fashion_mnist):
     options = 1, "--model", model, "--batch-size", 20, *fashion_mnist(40, 21)
@@ -43,7 +62,7 @@ def test_layers_with_batchnorm_and_attention_train_as_they_do_whole(model, fashi
 LINES = """
 from types import SimpleNamespace
 from torch.distributed.checkpoint import state_dict as state
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 import utils
 device, gpus, args, BLOCKS = torch.device("cpu"), 2, SimpleNamespace(model="vit"), ("EncoderBlock",)
@@ -89,5 +108,3 @@ def test_the_chapters_lines_accumulate_clip_average_and_copy_shards_as_one_proce
     for name, begins in (("sync", r"model\.set_requires"), ("mesh", "mesh = "), ("norm", r"norm\.")):
         lines[name], = re.findall(f"`({begins}[^`]*)`", chapter)
     in_ranks(re.sub(r"\{(\w+)\}", lambda place: lines[place[1]], LINES), processes=4)
-    precision, = re.findall(r"mp_policy=(MixedPrecisionPolicy\([^`]*\))\)`", chapter)
-    assert f"PRECISION = {precision}\n" in (ROOT / "recipes/large.py").read_text()
