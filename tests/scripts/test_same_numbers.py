@@ -57,5 +57,5 @@ def test_all_ranks_evaluate_with_the_statistics_that_are_saved(fashion_mnist):
 def test_twelve_epochs_of_the_plain_command_learn_and_print_the_same_with_one_process_and_two():
     one, two = (figures(train(script, 12).stdout) for script in ("single_gpu.py", "multigpu_torchrun.py"))
     assert list(one) == list(range(1, 13))
-    assert one[1][1] < 20 and one[12][1] > 80  # it learns, and not at once
+    assert one[1][1] < 20 and one[12][1] > 50  # it learns, and not at once
     check_close(two, one)
