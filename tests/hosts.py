@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launch import IN_FLOAT64, ROOT, TORCHRUN, Job, figures, needs, train
+from launch import IN_FLOAT64, ROOT, TORCHRUN, Job, figures, first, needs, train
 
 # What $1 to $4 are: name, address, switch and folder.
 SWITCH = """
@@ -114,7 +114,8 @@ class Slurm:
     def __init__(self, hosts, folder):
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in an active environment
         self.hosts = hosts
-        self.environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "SLURM_CONF": f"{folder}/slurm.conf"}
+        self.environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **first(),
+                            "SLURM_CONF": f"{folder}/slurm.conf"}
 
     def run(self, *words, **env):
         """One of Slurm's commands, given on the first host."""

@@ -3,6 +3,7 @@ import re
 from pathlib import Path
 
 import pytest
+from chapters import CHAPTERS, in_ranks
 from launch import IN_FLOAT64, ROOT, TWO_RATES, after, check_close, check_equal, figures, load, train, with_optimizer
 
 # Bytes that an optimizer step works on. Gradients of one block share a store.
@@ -37,7 +38,7 @@ def test_with_more_ranks_than_held_out_samples_all_attend_each_forward(fashion_m
 
 
 def test_bfloat16_as_the_chapter_has_it_changes_the_losses_by_no_more_than_its_digits(small):
-    precision, = re.findall(r", (mp_policy=MixedPrecisionPolicy\([^`]*\))\)`", (ROOT / "docs/recipes.md").read_text())
+    precision, = re.findall(r", (mp_policy=MixedPrecisionPolicy\([^`]*\))\)`", CHAPTERS[ROOT / "docs/recipes.md"])
     text = (ROOT / "recipes/fsdp.py").read_text()
     for line, changed in (("import fully_shard", "import MixedPrecisionPolicy, fully_shard"),
                           ("mesh=mesh)", f"mesh=mesh, {precision})"), ("(images), labels", "(images).float(), labels")):
@@ -59,22 +60,12 @@ def test_layers_with_batchnorm_and_attention_train_as_they_do_whole(model, fashi
 
 
 LINES = """
-import copy
-import torch
-import torch.distributed as dist
-import torch.distributed.nn
 from types import SimpleNamespace
 from torch.distributed.checkpoint import state_dict as state
 from torch.distributed.fsdp import fully_shard
-from torch.nn import functional as F
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 import utils
-
-torch.set_default_dtype(torch.float64)
-torch.manual_seed(0)
-dist.init_process_group("gloo")
-rank, world_size, device, gpus = dist.get_rank(), dist.get_world_size(), torch.device("cpu"), 2
-args, BLOCKS = SimpleNamespace(model="vit"), ("EncoderBlock",)
+device, gpus, args, BLOCKS = torch.device("cpu"), 2, SimpleNamespace(model="vit"), ("EncoderBlock",)
 {mesh}
 model = utils.build_model(args.model)
 alone, slow = copy.deepcopy(model), copy.deepcopy(model)
@@ -106,20 +97,14 @@ for step in range(3):
 assert len(best) == (len(weights) if rank == 0 else 0)
 for name, tensor in best.items():
     torch.testing.assert_close(tensor, slow.state_dict()[name], rtol=1e-9, atol=1e-12)
-del model, ema, pair, schedules, optimizer
-dist.destroy_process_group()
 """
 
 
 def test_the_chapters_lines_accumulate_clip_average_and_copy_shards_as_one_process_does():
     """On two machines of two processes, as the chapter's mesh has it."""
-    chapter = (ROOT / "docs/recipes.md").read_text().partition("## Under FSDP2")[2].partition("\n## ")[0]
-    blocks = re.findall(r"```python\n(.*?)\n```", chapter, re.DOTALL)
-    lines = dict(zip(("shards", "weights", "average", "best"), blocks, strict=True))
+    chapter = CHAPTERS[ROOT / "docs/recipes.md"].partition("## Under FSDP2")[2].partition("\n## ")[0]
+    found = re.findall(r"```python\n(.*?)\n```", chapter, re.DOTALL)
+    lines = dict(zip(("shards", "weights", "average", "best"), found, strict=True))
     for name, begins in (("sync", r"model\.set_requires"), ("mesh", "mesh = "), ("norm", r"norm\.")):
         lines[name], = re.findall(f"`({begins}[^`]*)`", chapter)
-    text = LINES
-    for name, line in lines.items():
-        text = text.replace(f"{{{name}}}", line)
-    Path("lines.py").write_text(text)
-    train(Path("lines.py").resolve(), processes=4, device=False)
+    in_ranks(re.sub(r"\{(\w+)\}", lambda place: lines[place[1]], LINES), processes=4)

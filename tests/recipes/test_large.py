@@ -12,7 +12,6 @@ from launch import (
     ROOT,
     SGD,
     after,
-    check_close,
     check_equal,
     figures,
     load,
@@ -102,7 +101,7 @@ def with_a_table(name):
 utils.build_model = with_a_table
 """
     apart = "import os; os.makedirs(os.environ['RANK'], exist_ok=True); os.chdir(os.environ['RANK'])"
-    for before, says in ((tables, "recompute them after to_empty\\(\\): {'table'}"), (apart, "large.pt is not on storage that all")):
+    for before, says in ((tables, "recompute them after to_empty\\(\\): {'table'}"), (apart, "large.pt is not on storage that")):
         job = train("recipes/large.py", 1, status=1, before=before)
         assert re.search(f"^large.py: .*{says}", job.stderr, re.MULTILINE) and "epoch" not in job.stdout
 

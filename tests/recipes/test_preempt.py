@@ -14,8 +14,8 @@ def test_a_preempted_run_goes_on_at_the_same_step_and_ends_with_the_bits_of_the_
     whole = train("recipes/preempt.py", *options, "--checkpoint", "whole.pt")
     printed, stopped = {}, []
     for number, to_all, step in ((signal.SIGUSR1, True, 8), (signal.SIGTERM, False, 6)):
-        job = start("recipes/preempt.py", *options, "--workers", 1, torchrun=["--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"],
-                    before=hold_for_a_signal(step))
+        job = start("recipes/preempt.py", *options, "--workers", 1, before=hold_for_a_signal(step),
+                    torchrun=["--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"])
         job.wait_for("epoch ")
         for pid in job.processes() if to_all else [job.workers()[1]]:
             os.kill(pid, number)
