@@ -3,7 +3,6 @@ import contextlib
 import functools
 import multiprocessing.forkserver
 import os
-import random
 import re
 import runpy
 import shutil
@@ -25,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ARROWS = [*dict.fromkeys(arrow for chapter in ("docs/diffs.md", "docs/recipes.md")  # from base to script
                          for arrow in re.findall(r"<!-- diff (\S+) (\S+) ", (ROOT / chapter).read_text()))]
 SCRIPTS = ["single_gpu.py", *(new for _, new in ARROWS if not new.startswith("recipes/"))]
-BY_TORCHRUN = [script for script in SCRIPTS if "utils.check_torchrun(" in (ROOT / script).read_text()]
+BY_TORCHRUN = ["multigpu_torchrun.py", "multinode.py"]
 RECIPES = sorted(f"recipes/{file.name}" for file in ROOT.glob("recipes/*.py"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -51,13 +50,6 @@ def needs(*commands):
     """Skip what cannot run without these; conftest.py says at the end what to install."""
     if missing := [PACKAGES[command] for command in commands if not shutil.which(command)]:
         pytest.skip(f"for want of {', '.join(missing)}")
-
-
-def by_chance():
-    """Random numbers for a test. Where it fails pytest shows the line that repeats them."""
-    seed = os.environ.get("SEED") or str(random.randrange(10**6))
-    print(f"SEED={seed} draws the same random numbers again")
-    return random.Random(seed)
 
 
 def copy_project(folder):

@@ -9,7 +9,6 @@ def test_a_kill_while_saving_leaves_the_old_checkpoint_whole():
     dies_at_the_second = after("os.fsync", "os.path.exists('run.pt') and os.kill(os.getpid(), 9)")
     job = train("single_gpu.py", 3, 1, "--checkpoint", "run.pt", status=-9, before=dies_at_the_second)
     assert "saved" in job.stdout and load("run.pt")["epoch"] == 1
-    assert [*Path().glob("*.tmp")] == [Path("run.pt.tmp")]  # which the next save takes
     train("single_gpu.py", 2, "--checkpoint", "run.pt")
     assert load("run.pt")["epoch"] == 2 and not [*Path().glob("*.tmp")]
 

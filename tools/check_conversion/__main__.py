@@ -1,0 +1,5 @@
+import sys
+
+from check_conversion.command import main
+
+sys.exit(main())

@@ -1,0 +1,41 @@
+"""Distances between sketches of tensors."""
+import math
+
+from check_conversion.protocol import BUCKETS
+
+NO_LONGER = 0.1  # of a difference: a factor that leaves less of it explains it
+
+
+def norm(numbers):
+    return math.hypot(*numbers)
+
+
+def distance(one, other):
+    return math.dist(one, other) if len(one) == len(other) else math.inf
+
+
+def factor_between(one, other):
+    """What all of one times is the other, or None where no factor explains their difference."""
+    apart = distance(one, other)
+    if not math.isfinite(apart) or not norm(one):
+        return None
+    factor = sum(map(math.prod, zip(one, other))) / norm(one) ** 2
+    left = math.dist([factor * number for number in one], other)
+    return factor if left < NO_LONGER * apart else None
+
+
+def of_tensors(numbers):
+    return [numbers[i:i + BUCKETS] for i in range(0, len(numbers), BUCKETS)]
+
+
+def apart_in(names, one, other):
+    """The parameters whose numbers differ most, with the factor between them if there is one."""
+    pairs = [*zip(names, of_tensors(one), of_tensors(other))]
+    most = max((distance(a, b) for _, a, b in pairs), default=0)
+    found = []
+    for name, a, b in pairs:
+        if distance(a, b) > NO_LONGER * most:
+            factor = factor_between(a, b)
+            found.append(f"{name} ({factor:.3g} times)" if factor is not None else name)
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    return ", ".join(found[:5]) + more

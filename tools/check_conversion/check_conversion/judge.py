@@ -1,0 +1,164 @@
+"""The verdict: a function of three runs."""
+import os
+import re
+
+from check_conversion.outputs import compare_lines, compare_logged, compare_saved
+from check_conversion.protocol import About
+from check_conversion.training import compare_training, unseeded
+from check_conversion.verdict import CHAPTER, CannotSay, Fault, Verdict
+
+STOOD_STILL = {  # what to do about it
+    "BatchNorm": ("BatchNorm kept its statistics, so it was not compared", "What your script has"),
+    "dropout": ("dropout was 0, so it was not compared", "Random numbers"),
+    "autocast": ("autocast was off, so it was not compared", "Check it")}
+
+
+# How a run ended.
+
+def own_error(stderr):
+    """The first error that anybody had, after the last line of the user's own that led to it."""
+    place = "?"
+    for line in stderr.splitlines():
+        who, line = re.match(r"(?:\[(rank\d+)\]: ?)?(.*)", line).groups()
+        found = re.match(r' *File "(.*)", line (\d+)', line)
+        if found and not re.search('/lib/python|/check_conversion/|"<', line):
+            place = f"{os.path.basename(found[1])}:{found[2]}"
+        elif re.match(r"[\w.]*(Error|Exception)(: \S|$)|.*can't open file", line):
+            return f"{who or 'it'} at {place}: {line[:300]}"
+    return ["it says nothing", *(line for line in stderr.splitlines() if line.strip("= "))][-1]
+
+
+def resumed(run):
+    """A run that finds its work done takes no step."""
+    loaded = [name for name in dict.fromkeys(run.remarks(About.LOADED))
+              if not name.startswith(("..", "("))]
+    if not loaded:
+        return ""
+    return (f"; it reads {', '.join(loaded[:3])}: if it resumes from that, leave it out with "
+            f"--without '{loaded[0]}'")
+
+
+def check_writes(run):
+    if refused := run.remarks(About.WRITE):
+        raise CannotSay(f"{run.name} would write {refused[0]}: under the check it may write into "
+                        "its copy of this folder alone")
+
+
+def check_original(original):
+    """Whether the original can be the measure."""
+    if original.waits:
+        raise CannotSay(f"{original.name} itself takes no step: {' '.join(original.waits)}")
+    check_writes(original)
+    if error := re.search(r"Error in sitecustomize.*\n(?:.*\n)?(.*)", original.stderr):
+        raise CannotSay(f"the check cannot begin in that Python: {error[1]}")
+    if original.status:
+        raise CannotSay(f"{original.name} fails under the check ({own_error(original.stderr)}): "
+                        "does it run alone?")
+    if not original.ranks:
+        raise CannotSay(f"{original.name} takes no optimizer step{resumed(original)}")
+
+
+def check_nudged(original, nudged):
+    """Whether it trains the same each time."""
+    if nudged.waits:
+        raise CannotSay(f"{original.name} takes no step in its second run: "
+                        f"{' '.join(nudged.waits)}")
+    if nudged.ranks:
+        reason = unseeded(original, nudged)
+        if reason:
+            raise CannotSay(f"{original.name} draws new numbers each time ({reason}): begin it "
+                            "with torch.manual_seed(0), random.seed(0) and numpy.random.seed(0), "
+                            "and seed its own generators, not by the time; a set of strings has "
+                            "another order each time, too")
+    changed = "with weights moved by one rounding and with other clocks"
+    if nudged.status:
+        raise CannotSay(f"{original.name} fails in its second run, {changed}: "
+                        f"{own_error(nudged.stderr)}")
+    if not nudged.ranks or len(nudged.ranks[0].steps) != len(original.ranks[0].steps):
+        raise CannotSay(f"{original.name} takes more or fewer steps in the second run, {changed}")
+
+
+def how_it_ended(original, converted):
+    """A fault of the converted script's run as a whole."""
+    counts = [len(rank.steps) for rank in converted.ranks]
+    if converted.waits:
+        return Fault("\n  ".join(["it hangs:", *converted.waits]), "Hangs")
+    if {*counts} == {len(original.ranks[0].steps)} and re.search(
+            "terminate called without|SIGABRT", converted.stderr):
+        return Fault("it aborts when it ends", "The end of a run")
+    if converted.status:
+        error = own_error(converted.stderr)
+        gone = re.search("Connection (reset|closed)", error)
+        steps = ", ".join(map(str, counts)) or 0
+        ended = ": the rank that it waits for has ended" * bool(gone)
+        return Fault(f"it fails after {steps} steps of the ranks: {error}{ended}",
+                     "Hangs" if gone else "Errors")
+    if converted.left:
+        return Fault("it leaves processes behind", "The end of a run")
+    if not converted.ranks:
+        raise CannotSay(f"{converted.name} takes no optimizer step{resumed(converted)}")
+    return None
+
+
+# What is said.
+
+def say_training(agree, converted):
+    count = len(converted.ranks)
+    yield (f"the same training{', but not shared out' * agree.not_shared_out}: {agree.steps} steps "
+           f"with {count} process{'es' * (count > 1)}, weights within {agree.weights:.0e} of their "
+           f"norm; rounding alone moves them by {agree.rounding:.0e}")
+    if agree.not_shared_out:
+        yield str(Fault("each rank computes all of it", "Two routes"))
+    elif agree.whole:
+        yield "every rank runs the whole forward pass, and its loss is that of its part"
+    if agree.blurred:
+        yield (f"from step {agree.blurred} on rounding alone moves the weights by 1% of what "
+               "training does: a smaller fault cannot be seen there, nor in what is printed and "
+               "saved after it; --float64 sees farther")
+
+
+def say_part(name, part):
+    yield from map(str, part.faults)
+    said = [part.said] if part.said and not part.faults else []
+    for k, line in enumerate([*said, *part.remarks]):
+        yield f"  {line}" if k or part.faults else f"{name}: {line}"
+
+
+def say_what_stood_still(original, converted):
+    found = set().union(*(step.stood_still for run in (original, converted) for rank in run.ranks
+                          for step in rank.steps[-1:]))
+    for what, (text, heading) in STOOD_STILL.items():
+        if what in found:
+            apart = what == "dropout" and converted.ranks and not ranks_draw_alike(converted)
+            more = "; the ranks would draw different numbers, as they should" if apart else ""
+            yield f'{text}{more}. See "{heading}" in {CHAPTER}.'
+
+
+def ranks_draw_alike(run):
+    states = [rank.steps[-1].states["torch"] for rank in run.ranks]
+    return len({*states}) < len(states)
+
+
+def judge(original, nudged, converted):
+    check_writes(converted)
+    if unsupported := converted.remarks(About.UNSUPPORTED):
+        raise CannotSay(f"the check cannot follow {unsupported[0]}")
+    end = how_it_ended(original, converted)
+    agree = compare_training(original, nudged, converted) if converted.ranks else None
+    fault = agree.fault if agree else None
+    if end:
+        shortest = min((len(rank.steps) for rank in converted.ranks), default=0)
+        seen = fault and not fault.unknown and fault.step <= shortest  # else: not at its end
+        return Verdict(1, ["NOT THE SAME TRAINING", *[str(fault)] * bool(seen), str(end)])
+    if fault and fault.unknown:
+        raise CannotSay(str(fault))
+    if fault:
+        return Verdict(1, ["NOT THE SAME TRAINING", str(fault)])
+    drift = max(agree.rounding, agree.weights)
+    parts = {name: compare(original, nudged, converted, drift) for name, compare in (
+        ("printed", compare_lines), ("logged", compare_logged), ("saved", compare_saved))}
+    lines = [*say_training(agree, converted),
+             *(line for name, part in parts.items() for line in say_part(name, part)),
+             *say_what_stood_still(original, converted)]
+    wrong = agree.not_shared_out or any(part.faults for part in parts.values())
+    return Verdict(int(wrong), lines)

@@ -1,0 +1,86 @@
+"""Other clocks in the second run of the original: what moves with them is a time, and no figure."""
+import datetime
+import sys
+import time
+
+LATER, FASTER = 129_600, 3  # seconds: a day and a half; times as fast
+AT_EACH_READING = 71  # seconds more, so that a short time moves too, by its minutes as well
+BY_SECONDS = "time", "monotonic", "perf_counter", "process_time", "thread_time"
+# What waits until a time has come goes by the real clock.
+WAITING = {"threading", "queue", "multiprocessing", "concurrent", "asyncio", "selectors", "socket",
+           "subprocess", "torch"}
+readings = 0
+
+
+def otherwise(real):
+    """A clock that says another time to all but those who wait."""
+    began = real()
+
+    def read():
+        global readings
+        now, caller = real(), sys._getframe(1)
+        while caller.f_back and caller.f_globals is globals():
+            caller = caller.f_back
+        if caller.f_globals.get("__name__", "").partition(".")[0] in WAITING:
+            return now
+        readings += 1
+        return now + LATER + (FASTER - 1) * (now - began) + AT_EACH_READING * readings
+    return read
+
+
+def in_nanoseconds(seconds):
+    return lambda: int(seconds() * 1e9)
+
+
+def by_default(convert, clock):
+    """time.localtime and its like, which take the time now where none is given."""
+    return lambda seconds=None: convert(clock() if seconds is None else seconds)
+
+
+class AsBefore(type):
+    """Dates that the class of before has made are of this class too."""
+
+    def __instancecheck__(cls, one):
+        return isinstance(one, vars(cls).get("before", ())) or super().__instancecheck__(one)
+
+
+def install(settings):
+    if not settings.nudged:
+        return
+    strftime, asctime = time.strftime, time.asctime
+    for name in BY_SECONDS:
+        setattr(time, name, otherwise(getattr(time, name)))
+        setattr(time, f"{name}_ns", in_nanoseconds(getattr(time, name)))
+    for name in ("localtime", "gmtime", "ctime"):
+        setattr(time, name, by_default(getattr(time, name), time.time))
+    time.strftime = lambda form, when=None: strftime(form, when or time.localtime())
+    time.asctime = lambda when=None: asctime(when or time.localtime())
+    if "timeit" in sys.modules:
+        sys.modules["timeit"].default_timer = time.perf_counter
+
+    class Date(datetime.date, metaclass=AsBefore):
+        before = datetime.date
+
+        @classmethod
+        def today(cls):
+            return cls.fromtimestamp(time.time())
+
+    class DateTime(datetime.datetime, metaclass=AsBefore):
+        before = datetime.datetime
+
+        @classmethod
+        def now(cls, tz=None):
+            return cls.fromtimestamp(time.time(), tz)
+
+        @classmethod
+        def today(cls):
+            return cls.now()
+
+        @classmethod
+        def utcnow(cls):
+            return cls(*time.gmtime()[:6])
+
+    for changed in Date, DateTime:  # to be pickled under the names of before
+        changed.__module__ = "datetime"
+        changed.__name__ = changed.__qualname__ = changed.before.__name__
+        setattr(datetime, changed.__name__, changed)

@@ -1,0 +1,60 @@
+"""Keeps what is the user's as it was: under the check a script writes into its copy alone."""
+import errno
+import os
+import sys
+
+from check_conversion import protocol
+from check_conversion.protocol import About, Remark
+
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+CHANGES = {  # which arguments of an event are paths that change
+    "os.rename": (0, 1), "os.symlink": (1,), "os.link": (1,), **dict.fromkeys(
+        ("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime",
+         "shutil.rmtree"), (0,))}
+FOLLOW = "open", "os.truncate", "os.chmod", "os.chown", "os.utime"  # a link to what it stands for
+# What is nobody's work: devices, and what packages keep to be faster the next time.
+FREE = ["/dev", "/proc", "/sys", *(os.path.expanduser(path) for path in (
+    os.environ.get("XDG_CACHE_HOME", "~/.cache"), "~/.triton", "~/.nv", "~/.config/matplotlib"))]
+settings = None
+
+
+def below(path, folder):
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def is_kept(path, follow):
+    """Whether it is the user's: all but what the check made, behind no link of the copy."""
+    given = os.path.abspath(path)
+    parent, name = os.path.split(given)
+    real = os.path.realpath(given) if follow else os.path.join(os.path.realpath(parent), name)
+    if below(real, settings.home):
+        return False
+    if below(given, settings.root) or any(below(real, folder) for folder in settings.kept):
+        return True
+    return "__pycache__" not in real.split("/") and not any(
+        below(real, os.path.realpath(folder)) for folder in FREE)
+
+
+def keep(path, event="open"):
+    if isinstance(path, int):
+        return
+    path = os.fsdecode(path)
+    if event == "os.mkdir" and os.path.isdir(path):
+        return  # which is an error of its own
+    if is_kept(path, event in FOLLOW):
+        protocol.write(settings.file("notes"), int(os.environ.get("RANK", 0)),
+                       Remark(About.WRITE, path))
+        raise PermissionError(errno.EACCES, "kept as it is by check_conversion", path)
+
+
+def watch(event, given):
+    if event == "open" and (given[2] or 0) & WRITES:
+        keep(given[0])
+    for place in CHANGES.get(event, ()):
+        keep(given[place], event)
+
+
+def install(given):
+    global settings
+    settings = given
+    sys.addaudithook(watch)

@@ -1,0 +1,83 @@
+"""Tensors in a few numbers, which differ as far as the tensors do."""
+import functools
+from array import array
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from check_conversion.protocol import BUCKETS, Fed
+
+ROWS = 1024  # a larger tensor is folded
+MOST_SAMPLES = 10_000
+
+
+def precise(device):
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+@functools.cache
+def signs(device):
+    drawn = torch.randint(2, (ROWS, BUCKETS), generator=torch.Generator("cpu").manual_seed(0),
+                          device="cpu")
+    return (2 * drawn - 1).to(device, precise(device))
+
+
+@functools.cache
+def fixed_numbers(device):
+    generator = torch.Generator("cpu").manual_seed(1)
+    return torch.randn(2**16, generator=generator, device="cpu").to(device, precise(device))
+
+
+def whole(tensor):
+    """All of a tensor of which each rank has a share: all ranks must call this."""
+    tensor = tensor.detach()
+    tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def sketch(tensors):
+    """Each tensor's numbers with random signs, summed in buckets: the distance of two sketches
+    is about that of the tensors."""
+    found = []
+    for tensor in tensors:
+        if tensor is None or not tensor.numel():
+            found.append(torch.zeros(BUCKETS))
+            continue
+        flat = whole(tensor).to_dense().flatten()
+        size = BUCKETS if flat.numel() <= ROWS * BUCKETS else ROWS * BUCKETS
+        flat = torch.nn.functional.pad(flat, (0, -flat.numel() % size))
+        rows = flat.view(-1, size).sum(0, dtype=precise(flat.device)) if size > BUCKETS else flat
+        rows = rows.view(-1, BUCKETS)
+        found.append((rows * signs(flat.device)[:len(rows)]).sum(0))
+    with torch.no_grad():
+        return array("d", torch.cat([one.to("cpu", torch.float64) for one in found]).tolist())
+
+
+def checksums(matrix):
+    """Of each row, whatever zeros are appended to it."""
+    if matrix.numel() and len(matrix) <= MOST_SAMPLES:
+        numbers = fixed_numbers(matrix.device)
+        width = matrix.shape[1]
+        numbers = numbers.repeat(width // len(numbers) + 1)[:width]
+        return (matrix.to(numbers.dtype) @ numbers).tolist()
+    return []
+
+
+def describe(name, tensor, in_a_list):
+    """What a model was fed, by which the same samples are known again."""
+    fed = Fed(name, list(tensor.shape), not (tensor.is_floating_point() or tensor.is_complex()))
+    with torch.no_grad():
+        try:
+            numbers = whole(tensor)
+            if in_a_list:
+                fed.one = checksums(numbers.reshape(1, -1))
+            if tensor.dim():
+                fed.rows = checksums(numbers.reshape(len(numbers), -1))
+            if tensor.dim() > 1:
+                across = numbers.transpose(0, 1)
+                fed.columns = checksums(across.reshape(len(across), -1))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            pass  # a tensor without numbers of its own, while torch traces
+    return fed

@@ -1,0 +1,193 @@
+"""Which samples a step was made of, in both runs: the same, fewer, others, or other values."""
+import itertools
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+SAME = 1e-5  # two checksums, of the largest: samples that nothing but rounding parts
+
+
+class Relation(Enum):
+    """How the samples of all ranks together relate to those of the original's step."""
+    SAME = "each of them once"
+    WHOLE = "all of them on each rank"
+    ALIKE = "every rank has the same, and not all"
+    REPEATED = "all of them, and some twice"
+    LEFT_OUT = "fewer of them"
+    OVERLAP = "no others, but some twice and some not at all"
+    OTHERS = "samples that the original has in another step"
+    VALUES = "values that the original never has"
+    UNKNOWN = "cannot be told"
+
+
+class Losses(Enum):
+    """How the ranks' losses make up the original's."""
+    EACH = "each is the whole loss"
+    MEAN = "their mean is"
+    SUM = "their sum is"
+    MEAN_OF_SAMPLES = "their mean is, weighted by the ranks' samples"
+    OTHER = "none of these"
+    UNKNOWN = "one of them is missing or not finite"
+
+
+@dataclass
+class Samples:
+    """What the ranks of a step were fed together, beside what the original was."""
+    relation: Relation = Relation.UNKNOWN
+    argument: str = ""  # of the model, that tells most
+    sizes: str = ""
+    original: int = 0  # how many
+    ranks: tuple = ()
+    whole_numbers: bool = False  # tokens, classes: no noise
+    relations: dict = field(default_factory=dict)  # of each argument
+    mispaired: tuple = ()  # two arguments that go together otherwise
+
+
+def matched(one, other):
+    """How many of the checksums are in both."""
+    one, other = sorted(one), sorted(other)
+    close = SAME * max(map(abs, one + other), default=0)
+    i = j = found = 0
+    while i < len(one) and j < len(other):
+        if abs(one[i] - other[j]) <= close:
+            i, j, found = i + 1, j + 1, found + 1
+        elif one[i] < other[j]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def relate(original, ranks):
+    """The relation of the checksums of all ranks to the original's, and how many agree."""
+    together = [*itertools.chain(*ranks)]
+    if not original or not together:
+        return Relation.UNKNOWN, 0
+    found = matched(original, together)
+    share = found / max(len(original), len(together))
+    if found == len(original) == len(together):
+        return Relation.SAME, 1
+    if len(ranks) > 1 and all(len(rank) == len(original) == matched(rank, original)
+                              for rank in ranks):
+        return Relation.WHOLE, 1
+    if len(ranks) > 1 and all(len(rank) == matched(rank, ranks[0]) for rank in ranks):
+        return Relation.ALIKE, share
+    if found == len(original):
+        return Relation.REPEATED, share
+    if found == len(together):
+        return Relation.LEFT_OUT, share
+    if all(len(rank) == matched(rank, original) for rank in ranks):
+        return Relation.OVERLAP, share
+    return Relation.OTHERS, share
+
+
+def checksums(step, name, axis):
+    return [number for fed in step.fed if fed.name == name for number in getattr(fed, axis)]
+
+
+def of_argument(name, step, shares):
+    """By whichever dimension the samples are told apart: a list's elements, rows or columns."""
+    found = {axis: relate(checksums(step, name, axis),
+                          [checksums(share, name, axis) for share in shares])
+             for axis in ("one", "rows", "columns")}
+    best = max(found, key=lambda axis: found[axis][1])
+    return best, found[best][0]
+
+
+def shapes(step):
+    return " and ".join(sorted({str(fed.shape) for fed in step.fed if fed.shape})) or "nothing"
+
+
+def names_in(step):
+    return dict.fromkeys(fed.name for fed in step.fed)
+
+
+def calls(step, name):
+    return sum(fed.name == name for fed in step.fed if not fed.one)
+
+
+def same_twice(step, nudged):
+    """Arguments in which rounding, through the weights, has changed nothing yet."""
+    return [name for name in names_in(step)
+            if of_argument(name, step, [nudged])[1] in (Relation.SAME, Relation.UNKNOWN)]
+
+
+def compare(step, nudged, shares, steps, name):
+    """The samples of a step; steps: all of the original's, name: its script's."""
+    names = [argument for argument in same_twice(step, nudged)
+             if all(argument in names_in(share) for share in shares)]
+    sizes = f"{name} was fed {shapes(step)}, the ranks {', '.join(map(shapes, shares))}"
+    if not names:
+        return Samples(sizes=sizes)
+    relations = {argument: relation_of(argument, step, shares, steps) for argument in names}
+    # What all samples share, a graph perhaps, says nothing beside what they do not.
+    telling = [argument for argument in names if relations[argument] not in (
+        Relation.WHOLE, Relation.UNKNOWN)]
+    wrong = [argument for argument in telling if relations[argument] != Relation.SAME]
+    chosen = (wrong or telling or names)[0]
+    axis, _ = of_argument(chosen, step, shares)
+    relation = relations[chosen]
+    if not telling and {*relations.values()} != {Relation.WHOLE}:
+        relation = Relation.UNKNOWN
+    counts = [len(checksums(share, chosen, axis)) for share in shares]
+    return Samples(relation, chosen, sizes, len(checksums(step, chosen, axis)), tuple(counts),
+                   whole_numbers(step, chosen), relations, mispaired(telling, step, shares))
+
+
+def mispaired(names, step, shares):
+    """Two arguments whose samples are all there, but go together otherwise, or nothing."""
+    axes = {name: of_argument(name, step, shares)[0] for name in names}
+    found = {name: checksums(step, name, axis) for name, axis in axes.items()}
+    distinct = [name for name in names if len({*found[name]}) == len(found[name])]
+    for key, name in itertools.product(distinct[:1], names):
+        places = {number: place for place, number in enumerate(found[key])}
+        for share in shares:
+            ours = [checksums(share, one, axes[one]) for one in (key, name)]
+            if len(ours[0]) != len(ours[1]) or len(found[key]) != len(found[name]):
+                continue
+            close = SAME * max(map(abs, found[name]))
+            for number, other in zip(*ours):
+                place = places[min(places, key=lambda known: abs(known - number))]
+                if abs(found[name][place] - other) > close:
+                    return name, key
+    return ()
+
+
+def relation_of(argument, step, shares, steps):
+    axis, relation = of_argument(argument, step, shares)
+    if relation == Relation.OTHERS and not (whole_numbers(step, argument)
+                                            or found_elsewhere(argument, axis, shares, steps)):
+        return Relation.VALUES
+    if relation == Relation.REPEATED and len({calls(one, argument) for one in (step, *shares)}) > 1:
+        return Relation.UNKNOWN  # the model is called more often with the same samples
+    return relation
+
+
+def whole_numbers(step, name):
+    return any(fed.whole_numbers for fed in step.fed if fed.name == name)
+
+
+def found_elsewhere(name, axis, shares, steps):
+    """Whether the ranks' samples are those of other steps of the original."""
+    known = [number for step in steps for number in checksums(step, name, axis)]
+    ours = [number for share in shares for number in checksums(share, name, axis)]
+    return matched(known, ours) > 0.5 * len({*ours})
+
+
+def losses(step, shares, samples):
+    whole, parts = sum(step.losses), [sum(share.losses) for share in shares]
+    if not step.losses or not all(share.losses for share in shares) or not math.isfinite(whole):
+        return Losses.UNKNOWN
+
+    def is_whole(value):
+        return math.isclose(value, whole, rel_tol=1e-5, abs_tol=1e-12)
+    if all(map(is_whole, parts)):
+        return Losses.EACH
+    if is_whole(sum(parts) / len(parts)):
+        return Losses.MEAN
+    if is_whole(sum(parts)):
+        return Losses.SUM
+    if sum(samples.ranks) and is_whole(
+            sum(map(math.prod, zip(samples.ranks, parts))) / sum(samples.ranks)):
+        return Losses.MEAN_OF_SAMPLES
+    return Losses.OTHER

@@ -1,0 +1,232 @@
+"""Do both train the same? Step by step, until one of them goes otherwise.
+
+Rounding is measured: a run of the original whose weights were moved by one rounding at each step
+drifts as far as a right conversion does.
+"""
+import itertools
+import math
+from dataclasses import dataclass, field
+
+from check_conversion import samples
+from check_conversion.causes import Evidence, of_lengths, other_samples, why
+from check_conversion.distances import apart_in, distance, factor_between, norm
+from check_conversion.protocol import About, Began, Score
+from check_conversion.samples import Losses, Relation
+from check_conversion.verdict import CannotSay, Fault
+
+TIMES = 5  # as far as rounding parts the weights, they may part; right conversions: 0 to 1.8
+LARGE = 0.01  # of what training moves the weights: rounding that hides smaller faults
+
+
+@dataclass
+class Rounding:
+    """How far the weights of each optimizer may part so far."""
+    eps: float  # of the weights' type
+    drift: dict = field(default_factory=dict)
+    start: dict = field(default_factory=dict)
+    blurred: int = 0
+    seen: bool = False  # a step in which a fault of any size would show
+
+    def measure(self, k, one, nudged):
+        which = one.optimizer
+        self.start.setdefault(which, one.before)
+        for a, b in ((one.before, nudged.before), (one.after, nudged.after)):
+            least = self.eps * norm(a)  # one rounding
+            self.drift[which] = max(self.drift.get(which, 0), distance(a, b), least)
+        moved = distance(one.after, self.start[which])
+        if self.drift[which] <= LARGE * moved:
+            self.blurred = 0
+        else:
+            self.blurred = self.blurred or k
+        self.seen |= TIMES * self.drift[which] < moved
+
+    def parts(self, one, other, which):
+        return not distance(one, other) <= TIMES * self.drift[which]
+
+
+def unseeded(original, nudged):
+    """What shows that the original draws other numbers each time."""
+    one, other = original.ranks[0].steps, nudged.ranks[0].steps
+    eps = original.ranks[0].of(Began)[0].eps
+    if not distance(one[0].before, other[0].before) <= 100 * eps * norm(one[0].before):
+        return "it begins with different weights"
+    for k, (a, b) in enumerate(zip(one, other), 1):
+        if distance(a.before, b.before) > 100 * eps * norm(a.before):
+            return None  # by rounding, which what is fed and drawn may follow
+        if drawn := [name for name in a.draws if a.states[name] != b.states.get(name)]:
+            return f"step {k}: by {' and '.join(drawn)}"
+        if k > 2:
+            continue  # a state that is fed again follows the weights
+        if len(samples.same_twice(a, b)) < len(samples.names_in(a)):
+            return f"step {k}: other samples, or other values of them"
+    return None
+
+
+# What all ranks must have alike.
+
+def other_options(one, other):
+    """What two optimizers have been told otherwise: lr 0.1 instead of 0.05."""
+    def same(a, b):
+        return a == b or (isinstance(a, float) and isinstance(b, float)
+                          and math.isclose(a, b, rel_tol=1e-6))
+    return ", ".join(sorted({f"{name} {new.get(name)} instead of {old[name]}"
+                             for old, new in zip(one.options, other.options)
+                             for name in old if not same(old[name], new.get(name))}))
+
+
+def between_ranks(ranks, shares):
+    """DDP keeps weights and gradients the same in all ranks, to the last bit."""
+    for other, step in zip(ranks[1:], shares[1:]):
+        who, one = f"ranks 0 and {other.rank}", shares[0]
+        began = other.of(Began)[step.optimizer]
+        if options := other_options(one, step):
+            return Fault(f"{who} have different optimizer options: {options}", "Decisions")
+        if fault := apart_in_shuffles(who, one, step):
+            return fault
+        for what, heading in (("before", "Load first, then DDP"),
+                              ("gradients", "Training goes through DDP")):
+            a, b = getattr(one, what), getattr(step, what)
+            if distance(a, b) > 1e-6 * norm(a):
+                where = apart_in(began.names, a, b)
+                without = [name for name in began.without if name in where]
+                heading = "Training goes through DDP" if without else heading
+                text = f"{who} have different {'weights' if what == 'before' else what}: {where}"
+                alone = f" ({', '.join(without[:3])} in no DDP)" * bool(without)
+                return Fault(text + alone, heading)
+    return None
+
+
+def apart_in_shuffles(who, one, step):
+    for a, b in zip(one.passes, step.passes):
+        if a.shuffles and a.asked != b.asked:
+            return Fault(f"{who} shuffle differently, by DistributedSampler's seed and epoch "
+                         f"{a.asked} and {b.asked}", "Random numbers")
+        if a.shuffles and a.sampler == b.sampler and a.length == b.length and a.drawn != b.drawn:
+            return Fault(f"{who} shuffle differently, each by random numbers of its own",
+                         "Random numbers")
+    return None
+
+
+def compare_scores(original, nudged, converted):
+    """Each decision of ReduceLROnPlateau rests on one figure, the same in all ranks."""
+    scores = [rank.of(Score) for rank in converted.ranks]
+    for a, b, *ours in zip(original.ranks[0].of(Score), nudged.ranks[0].of(Score), *scores):
+        values = [one.value for one in ours]
+        if max(values) - min(values) > 1e-6 * max(map(abs, values)):
+            given = ", ".join(f"{value:.6g}" for value in values)
+            return Fault(f"ReduceLROnPlateau is given a different figure on each rank: {given}",
+                         "Decisions", ours[0].steps)
+        if abs(values[0] - a.value) > TIMES * abs(b.value - a.value) + LARGE * abs(a.value):
+            return Fault(f"ReduceLROnPlateau is given {values[0]:.6g} instead of {a.value:.6g}",
+                         "Decisions", ours[0].steps)
+    return None
+
+
+# Step by step.
+
+@dataclass
+class Training:
+    """How far both agree, and the first fault."""
+    fault: Fault = None
+    steps: int = 0
+    whole: list = field(default_factory=list)  # Losses of each step of which all take the whole batch
+    weights: float = 0.0  # how far they parted, and how far rounding parts them, of their norm
+    rounding: float = 0.0
+    blurred: int = 0  # the step from which on rounding alone is large
+
+    @property
+    def not_shared_out(self):
+        return self.steps == len(self.whole) and {*self.whole} == {Losses.EACH}
+
+
+def first_pass(steps):
+    """How many steps come of it."""
+    lengths = [one.passes[-1].steps for one in steps if one.passes]
+    ends = [a for a, b in itertools.pairwise(lengths) if b <= a]
+    return ends[0] if ends else max(lengths, default=0)
+
+
+def drawn_in_each_step(steps):
+    """Generators that move from step to step, and not once for a whole pass."""
+    later = steps[1:] or steps  # before the first step the model was made
+    return {name for name in {*steps[0].states}
+            if 2 * sum(name in step.draws for step in later) > len(later)}
+
+
+def drawn_in_workers(*runs):
+    return [*dict.fromkeys(name for run in runs for name in run.remarks(About.DREW))]
+
+
+def alike_before(k, ranks):
+    """Generators whose states were the same in all ranks in the step before."""
+    before = [rank.steps[k - 2].states for rank in ranks] if k > 1 else []
+    return {name for name in (before[0] if before else ())
+            if len({states.get(name) for states in before}) == 1}
+
+
+def compare_steps(original, nudged, converted):
+    """Step by step, until one of them goes otherwise."""
+    agree, rounding = Training(), Rounding(original.ranks[0].of(Began)[0].eps)
+    ranks, steps = converted.ranks, original.ranks[0].steps
+    known = dict(lengths=(first_pass(steps), first_pass(ranks[0].steps)),
+                 each_step=drawn_in_each_step(steps), in_workers=drawn_in_workers(original, converted),
+                 places={name: at for step in steps for name, at in step.drawn_at.items()})
+    rows = zip(steps, nudged.ranks[0].steps, *(rank.steps for rank in ranks))
+    for k, (one, moved, *shares) in enumerate(rows, 1):
+        rounding.measure(k, one, moved)
+        e = evidence(k, one, moved, shares, original, converted, known, rounding)
+        agree.fault = compare_step(e, ranks, rounding)
+        if agree.fault:
+            agree.fault.step = agree.fault.step or k
+            return agree
+        if e.samples.relation == Relation.WHOLE and len(ranks) > 1:
+            agree.whole.append(e.losses)
+        agree.steps, size = k, norm(one.after) or 1
+        agree.weights = max(agree.weights, distance(one.after, shares[0].after) / size)
+        agree.rounding = max(agree.rounding, rounding.drift[one.optimizer] / size)
+    agree.blurred = rounding.blurred
+    counts = [len(rank.steps) for rank in ranks]
+    if {*counts} != {len(steps)}:
+        heading = "Two routes" if len({*counts}) == 1 else "Decisions"
+        agree.fault = Fault(f"{original.name} takes {len(steps)} steps, the ranks take "
+                            f"{', '.join(map(str, counts))}", heading, step=agree.steps + 1)
+    elif not rounding.seen:
+        raise CannotSay(f"in {original.name} rounding alone moves the weights as far as training "
+                        "does: take a larger learning rate in both, or --float64")
+    return agree
+
+
+def evidence(k, one, moved, shares, original, converted, known, rounding):
+    steps = original.ranks[0].steps
+    found = samples.compare(one, moved, shares, steps, original.name)
+    return Evidence(original.name, k, one, shares, found, samples.losses(one, shares, found),
+                    names=original.ranks[0].of(Began)[one.optimizer].names,
+                    alike_before=alike_before(k, converted.ranks), blurred=rounding.blurred > 0,
+                    **known)
+
+
+def compare_step(e, ranks, rounding):
+    one, share, which = e.one, e.shares[0], e.one.optimizer
+    if fault := between_ranks(ranks, e.shares):
+        return fault
+    parted = rounding.parts(one.before, share.before, which)
+    if len(share.before) != len(one.before) or (e.step == 1 and parted):
+        return Fault("it begins with different weights", "Load first, then DDP")
+    if parted and not rounding.blurred:
+        return Fault("the weights differ before the step, although they agreed after the previous "
+                     "step", "Load first, then DDP")
+    if options := other_options(one, share):
+        return (other_samples(e) or of_lengths(e)  # which a rate may follow
+                or Fault(f"different optimizer options: {options}", "Decisions"))
+    parted = rounding.parts(one.after, share.after, which)
+    apart = distance(one.gradients, share.gradients)
+    scaled = apart > LARGE * norm(one.gradients) and factor_between(one.gradients, share.gradients)
+    return why(e) if parted or scaled else None
+
+
+def compare_training(original, nudged, converted):
+    agree = compare_steps(original, nudged, converted)
+    decision = compare_scores(original, nudged, converted)
+    if decision and (not agree.fault or decision.step < agree.fault.step):
+        agree.fault = decision
+    return agree

@@ -1,0 +1,14 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # of check_conversion, which need not be installed
+pytest.register_assert_rewrite("runs")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Each test works in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
