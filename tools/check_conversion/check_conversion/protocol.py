@@ -87,6 +87,7 @@ class Step:
     states: dict = field(default_factory=dict)  # a checksum of each generator's
     draws: list = field(default_factory=list)  # generators that moved since the step before
     stood_still: set = field(default_factory=set)  # of what the check keeps from changing
+    precision: set = field(default_factory=set)  # what was on: "autocast in bfloat16", "GradScaler"
 
 
 @dataclass
