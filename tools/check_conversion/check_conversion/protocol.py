@@ -142,6 +142,7 @@ class About(Enum):
     GROUP = "the process joins its group"
     LOADED = "a file was read by torch.load"
     WRITE = "a file outside the copy would have been written"
+    WRITTEN = "a file of the copy was opened to be written anew"
     IMAGE = "an image was saved, which is not compared"
     UNSUPPORTED = "something that the check cannot follow"
 
