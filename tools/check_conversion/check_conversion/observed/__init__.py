@@ -1,9 +1,21 @@
 """Runs inside the user's processes: keeps their files, makes two runs comparable, notes what they do."""
-from check_conversion.observed import clocks, comparable, files, guard, notes, sampling, steps
+from check_conversion.observed import (
+    batchnorm,
+    beside,
+    clocks,
+    comparable,
+    files,
+    guard,
+    notes,
+    precision,
+    sampling,
+    steps,
+)
 from check_conversion.protocol import Settings
 
 
 def install():
     settings = Settings.given()
-    for module in (notes, guard, comparable, sampling, steps, files, clocks):
+    for module in (notes, guard, comparable, batchnorm, precision, sampling, steps,
+                   beside, files, clocks):
         module.install(settings)

@@ -14,7 +14,15 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from check_conversion.observed import comparable, generators, notes, sampling
+from check_conversion.observed import (
+    batchnorm,
+    beside,
+    comparable,
+    generators,
+    notes,
+    precision,
+    sampling,
+)
 from check_conversion.observed.sketch import describe, sketch
 from check_conversion.protocol import About, Began, Remark, Score, Step
 
@@ -163,6 +171,7 @@ def note_gradients(optimizer):
     now.before = sketch(parameters)
     now.gradients = sketch(one.grad for one in parameters)
     now.states, now.draws = generators.moved()
+    now.beside = beside.before_step(one for held in made for one in parameters_of(held))
 
 
 def before_step(optimizer, given, options):
@@ -194,6 +203,7 @@ def after_step(optimizer, given, options):
     step.after = sketch(parameters_of(optimizer))
     step.passes = sampling.lead_to_a_step()
     step.stood_still = set(comparable.stood_still)
+    step.batchnorm, step.precision = set(batchnorm.seen), precision.of_this_step()
     notes.note(step)
     if nudged:
         nudge(optimizer)
