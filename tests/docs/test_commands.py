@@ -28,7 +28,8 @@ def test_every_command_names_files_and_options_that_exist():
 
     @functools.cache
     def options(file):
-        found = re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", train(file, "--help", processes=0, device=False).stdout)
+        job = train(file.removesuffix("/__main__.py"), "--help", processes=0, device=False)
+        found = re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", job.stdout)
         return {*found, *(launcher if "check_cluster" in file else [])}  # which takes them too
 
     found = commands()

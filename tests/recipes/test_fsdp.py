@@ -38,7 +38,7 @@ def test_with_more_ranks_than_held_out_samples_all_attend_each_forward(fashion_m
 
 
 def test_bfloat16_as_the_chapter_has_it_changes_the_losses_by_no_more_than_its_digits(small):
-    precision, = re.findall(r", (mp_policy=MixedPrecisionPolicy\([^`]*\))\)`", (ROOT / "docs/recipes.md").read_text())
+    precision, = re.findall(r", (mp_policy=MixedPrecisionPolicy\([^`]*\))\)`", CHAPTERS[ROOT / "docs/recipes.md"])
     text = (ROOT / "recipes/fsdp.py").read_text()
     for line, changed in (("import fully_shard", "import MixedPrecisionPolicy, fully_shard"),
                           ("mesh=mesh)", f"mesh=mesh, {precision})"), ("(images), labels", "(images).float(), labels")):

@@ -54,8 +54,12 @@ def test_ctrl_c_ends_a_rank_that_waits_for_another_in_a_collective():
 
 
 def test_importing_utils_leaves_ctrl_c_to_a_notebook_and_works_in_a_thread():
-    code = "import signal, threading; thread = threading.Thread(target=__import__, args=['utils'])"
-    job = Job([sys.executable, "-c", f"{code}; thread.start(); thread.join(); print(signal.getsignal(signal.SIGINT).__name__)"], PYTHONPATH=str(ROOT))
+    code = """import signal, threading
+thread = threading.Thread(target=__import__, args=["utils"])
+thread.start()
+thread.join()
+print(signal.getsignal(signal.SIGINT).__name__)"""
+    job = Job([sys.executable, "-c", code], PYTHONPATH=str(ROOT))
     assert job.wait() == 0 and (job.stdout, job.stderr) == ("default_int_handler\n", "")
 
 

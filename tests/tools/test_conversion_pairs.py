@@ -20,7 +20,7 @@ PAIRS = {"waves": ("--epochs", "2", "--batch-size", "48"),
 def test_the_pairs_train_print_and_save_the_same_with_one_two_and_three_processes(pair):
     before, after = ((ROOT / f"examples/{name}.py").read_text() for name in (pair, f"{pair}_ddp"))
     for processes in (1, 2, 3):
-        status, said = check(before, after, processes, PAIRS[pair], name=f"{pair}_ddp.py", float64=True)
+        status, said = check(before, after, processes, PAIRS[pair], name=f"{pair}_ddp.py")
         assert status == 0 and re.search(r"lines the same .*saved: \d files? the same", said)
         assert all(float(figure) < 1e-9 for figure in re.findall(r"(?:within|by) (\de-\d+)", said)), said
 
