@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 from launch import IN_FLOAT64, ROOT, figures, first, hold, hold_for_a_signal, train
 
+TWO_GPUS = """import torch
+torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
+torch.accelerator.device_count = lambda: 2
+"""
 HELD = IN_FLOAT64 + hold("os.replace")  # after an epoch, so that there is something left to train
 
 
@@ -33,7 +37,7 @@ def test_two_batch_jobs_at_once_both_train_and_a_requeued_one_goes_on_from_its_c
         slurm.wait_for("epoch 1/3", output)  # and no more, before there is a file `go`
     while not Path("0.pt").exists():
         time.sleep(0.1)
-    slurm("scontrol", "requeue", jobs[0])
+    slurm("scancel", "--batch", "--signal=USR1", jobs[0])  # as Slurm does, by --signal, before its time runs out
     while "JobState=RUNNING" in slurm("scontrol", "show", "job", jobs[0]):
         time.sleep(0.1)
     Path("go").touch()
@@ -102,6 +106,8 @@ def test_srun_starts_the_script_itself_and_ends_all_its_tasks_and_launchers_coun
     failed = slurm.run(*step, *script)
     assert failed.returncode != 0 and failed.stderr.count("multinode.pt cannot be resumed and is left as it was") == 1
     Path("multinode.pt").unlink()
+    crowded = slurm.run("srun", "--nodes=1", "--ntasks=3", "--gpus-per-node=2", *step[2:], *script[:2], **first(TWO_GPUS))
+    assert "nccl needs a GPU for each process, but with --device cuda there are 2 for 3" in crowded.stderr
     for launched in ("torchrun --standalone --nproc_per_node=2 multinode.py", "python multigpu_spawn.py"):
         printed = slurm("srun", "--ntasks=1", *launched.split(), 1, "--device", "cpu")
         assert "processes: 2, " in printed
