@@ -16,7 +16,7 @@ if os.environ["RANK"] == "1":
 
 def test_saved_weights_work_elsewhere_as_the_chapter_shows():
     train("single_gpu.py", 1, "--checkpoint", "multigpu_spawn.pt")
-    Path("snippet.py").write_text(block("model.load_state_dict(checkpoint"))
+    Path("snippet.py").write_text(block("utils.load_data("))
     done = train(Path("snippet.py").resolve(), processes=0, device=False)
     assert re.fullmatch(r"predicted: \d label: \d\n", done.stdout)
 

@@ -8,24 +8,55 @@ that cannot be said. Each run has a copy of this folder; nothing in the folder
 itself changes.
 """
 import argparse
+import functools
 import os
+import re
 import signal
 import sys
 import traceback
 
-from check_conversion.judge import check_nudged, check_original, judge
+from check_conversion.judge import check_original, judge, own_error
+from check_conversion.protocol import About
 from check_conversion.running import run
 from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
 
 OUTPUTS = (1, 2)  # the check's own: files that the user may have opened for it in the folder
 
-def check(args, workspace):
-    original = run(args.before, workspace, args)
+
+def compare(before, after, float32=False):
+    """The verdict; before and after run a command, with options of protocol.Settings."""
+    converted = after(float64=not float32)
+    if not float32 and (reason := no_float64(converted)):
+        return in_float32(before, after, reason)
+    kept = "kept" in converted.batchnorm
+    if kept and len(converted.batchnorm) > 1:  # of both kinds: none of it can be compared
+        converted = after(float64=not float32, batchnorm_kept=True)
+    original = before(float64=not float32, batchnorm_kept=kept)
+    if not float32 and (reason := no_float64(original)):
+        return in_float32(before, after, reason)
     check_original(original)
-    nudged = run(args.before, workspace, args, nudged=True)
-    check_nudged(original, nudged)
-    verdict = judge(original, nudged, run(args.after, workspace, args))
+    nudged = before(float64=not float32, batchnorm_kept=kept, nudged=True)
+    return judge(original, nudged, converted)
+
+
+def no_float64(run):
+    """Why a script has to be compared in its own precision."""
+    if found := run.remarks(About.FLOAT32):
+        return found[0]
+    error = own_error(run.stderr) if run.status else ""
+    return error if re.search(r"dtype|float|Float|double|Double", error) else ""
+
+
+def in_float32(before, after, reason):
+    verdict = compare(before, after, float32=True)
+    verdict.lines.append(f"compared in float32, for it does not bear float64: {reason}")
+    return verdict
+
+
+def check(args, workspace):
+    verdict = compare(functools.partial(run, args.before, workspace, args),
+                      functools.partial(run, args.after, workspace, args), args.float32)
     if changed := workspace.changed(OUTPUTS):
         raise CannotSay(f"{changed[0]} has changed meanwhile: by one of the scripts, if not by you")
     return verdict
@@ -40,7 +71,9 @@ def parse_args():
                         help="a folder that is too large to copy: it is read where it is")
     parser.add_argument("--without", action="append", default=[], metavar="PATTERN",
                         help="files that the copies lack: 'checkpoints/*.pt'")
-    parser.add_argument("--float64", action="store_true", help="compare in float64, for sharper verdicts")
+    parser.add_argument("--float32", action="store_true",
+                        help="compare in float32, which is less sharp, and faster on GPUs")
+    parser.add_argument("--float64", action="store_true", help=argparse.SUPPRESS)  # as it is now
     parser.add_argument("--patience", type=float, default=60, metavar="SECONDS",
                         help="seconds without a step before it counts as hung (60)")
     return parser.parse_args()

@@ -34,6 +34,7 @@ class Settings:
     kept: list  # the user's own folders, which nothing may change
     nudged: bool = False  # the original's second run: weights moved by one rounding, other clocks
     float64: bool = False
+    batchnorm_kept: bool = False  # BatchNorm keeps its statistics wherever it is
 
     @classmethod
     def given(cls):
@@ -56,6 +57,14 @@ class Fed:
     one: list = field(default_factory=list)  # of an element of a list: its checksum
     rows: list = field(default_factory=list)  # a checksum of each row, and of each column,
     columns: list = field(default_factory=list)  # for samples may lie along either
+
+
+@dataclass
+class Beside:
+    """A tensor that training has beside the parameters of its optimizers."""
+    sketch: array
+    rows: list = field(default_factory=list)  # sorted checksums: the keys in a queue may lie in
+    columns: list = field(default_factory=list)  # another order
 
 
 @dataclass
@@ -88,6 +97,9 @@ class Step:
     draws: list = field(default_factory=list)  # generators that moved since the step before
     drawn_at: dict = field(default_factory=dict)  # the user's line that moved each, once a run
     stood_still: set = field(default_factory=set)  # of what the check keeps from changing
+    beside: dict = field(default_factory=dict)  # Beside by names, before the step
+    batchnorm: set = field(default_factory=set)  # how it was computed so far: observed/batchnorm.py
+    precision: set = field(default_factory=set)  # what was on: "autocast in bfloat16", "GradScaler"
 
 
 @dataclass
@@ -116,6 +128,12 @@ class Logged:
 
 
 @dataclass
+class Bar:
+    """A progress bar that is over."""
+    state: str  # its last one: "epoch 1: 6/6, loss=0.5"
+
+
+@dataclass
 class Score:
     """What ReduceLROnPlateau was given."""
     value: float
@@ -124,10 +142,12 @@ class Score:
 
 class About(Enum):
     """What a remark is about."""
+    FLOAT32 = "where something is computed in less than float64, though asked for it"
     GROUP = "the process joins its group"
     LOADED = "a file was read by torch.load"
     WRITE = "a file outside the copy would have been written"
     DREW = "a generator moved in a loader worker"
+    WRITTEN = "a file of the copy was opened to be written anew"
     IMAGE = "an image was saved, which is not compared"
     UNSUPPORTED = "something that the check cannot follow"
 

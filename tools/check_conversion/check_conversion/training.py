@@ -3,19 +3,24 @@
 Rounding is measured: a run of the original whose weights were moved by one rounding at each step
 drifts as far as a right conversion does.
 """
+import collections
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from check_conversion import samples
+from check_conversion.beside import compare_beside
 from check_conversion.causes import Evidence, of_lengths, other_samples, why
-from check_conversion.distances import apart_in, distance, factor_between, norm
+from check_conversion.distances import apart_in, distance, factor_between, norm, of_tensors
+from check_conversion.precision import compare_precision
 from check_conversion.protocol import About, Began, Score
 from check_conversion.samples import Losses, Relation
 from check_conversion.verdict import CannotSay, Fault
 
 TIMES = 5  # as far as rounding parts the weights, they may part; right conversions: 0 to 1.8
 LARGE = 0.01  # of what training moves the weights: rounding that hides smaller faults
+LEAST = 1e-8  # of what training moves the weights: no fault that anybody makes is smaller
+NOISE = 1e-9  # of the largest gradient: one that is 0 in theory, a bias before a norm
 
 
 @dataclass
@@ -24,6 +29,7 @@ class Rounding:
     eps: float  # of the weights' type
     drift: dict = field(default_factory=dict)
     start: dict = field(default_factory=dict)
+    moved: dict = field(default_factory=dict)  # by training
     blurred: int = 0
     seen: bool = False  # a step in which a fault of any size would show
 
@@ -33,7 +39,7 @@ class Rounding:
         for a, b in ((one.before, nudged.before), (one.after, nudged.after)):
             least = self.eps * norm(a)  # one rounding
             self.drift[which] = max(self.drift.get(which, 0), distance(a, b), least)
-        moved = distance(one.after, self.start[which])
+        self.moved[which] = moved = distance(one.after, self.start[which])
         if self.drift[which] <= LARGE * moved:
             self.blurred = 0
         else:
@@ -41,7 +47,32 @@ class Rounding:
         self.seen |= TIMES * self.drift[which] < moved
 
     def parts(self, one, other, which):
-        return not distance(one, other) <= TIMES * self.drift[which]
+        return not distance(one, other) <= max(TIMES * self.drift[which], LEAST * self.moved[which])
+
+
+def noise_in(steps, nudged):
+    """Of each optimizer the tensors whose gradient is noise in most steps: an optimizer that divides
+    by its size makes weights of it."""
+    total, found = collections.Counter(), collections.Counter()
+    for one, other in zip(steps, nudged):
+        total[one.optimizer] += 1
+        pairs = [*zip(of_tensors(one.gradients), of_tensors(other.gradients))]
+        largest = max((norm(a) for a, _ in pairs), default=0)
+        calm = distance(one.gradients, other.gradients) < 1e-3 * norm(one.gradients)
+        for place, (a, b) in enumerate(pairs):
+            if 0 < norm(a) < NOISE * largest or (calm and distance(a, b) > 0.5 * norm(a)):
+                found[one.optimizer, place] += 1
+    return {which: [place for (whose, place), count in found.items()
+                    if whose == which and 2 * count > total[which]] for which in total}
+
+
+def without(places, step):
+    """The step, but for some of the tensors."""
+    def rest(numbers):
+        return [number for place, tensor in enumerate(of_tensors(numbers)) if place not in places
+                for number in tensor]
+    return replace(step, before=rest(step.before), after=rest(step.after),
+                   gradients=rest(step.gradients)) if places else step
 
 
 def unseeded(original, nudged):
@@ -133,6 +164,7 @@ class Training:
     weights: float = 0.0  # how far they parted, and how far rounding parts them, of their norm
     rounding: float = 0.0
     blurred: int = 0  # the step from which on rounding alone is large
+    noise: list = field(default_factory=list)  # parameters that were not compared
 
     @property
     def not_shared_out(self):
@@ -172,10 +204,15 @@ def compare_steps(original, nudged, converted):
                  each_step=drawn_in_each_step(steps), in_workers=drawn_in_workers(original, converted),
                  places={name: at for step in steps for name, at in step.drawn_at.items()})
     rows = zip(steps, nudged.ranks[0].steps, *(rank.steps for rank in ranks))
-    for k, (one, moved, *shares) in enumerate(rows, 1):
+    noise = noise_in(steps, nudged.ranks[0].steps)
+    for k, (one, *others) in enumerate(rows, 1):
+        agree.fault = between_ranks(ranks, others[1:])
+        one, moved, *shares = (without(noise[one.optimizer], step) for step in (one, *others))
         rounding.measure(k, one, moved)
-        e = evidence(k, one, moved, shares, original, converted, known, rounding)
-        agree.fault = compare_step(e, ranks, rounding)
+        names = [name for place, name in enumerate(original.ranks[0].of(Began)[one.optimizer].names)
+                 if place not in noise[one.optimizer]]
+        e = evidence(k, one, moved, shares, original, nudged, converted, known, names, rounding)
+        agree.fault = agree.fault or compare_step(e, rounding)
         if agree.fault:
             agree.fault.step = agree.fault.step or k
             return agree
@@ -185,6 +222,8 @@ def compare_steps(original, nudged, converted):
         agree.weights = max(agree.weights, distance(one.after, shares[0].after) / size)
         agree.rounding = max(agree.rounding, rounding.drift[one.optimizer] / size)
     agree.blurred = rounding.blurred
+    agree.noise = [began.names[place] for began in original.ranks[0].of(Began)
+                   for place in noise.get(began.optimizer, [])]
     counts = [len(rank.steps) for rank in ranks]
     if {*counts} != {len(steps)}:
         heading = "Two routes" if len({*counts}) == 1 else "Decisions"
@@ -192,23 +231,22 @@ def compare_steps(original, nudged, converted):
                             f"{', '.join(map(str, counts))}", heading, step=agree.steps + 1)
     elif not rounding.seen:
         raise CannotSay(f"in {original.name} rounding alone moves the weights as far as training "
-                        "does: take a larger learning rate in both, or --float64")
+                        "does: take a larger learning rate in both")
     return agree
 
 
-def evidence(k, one, moved, shares, original, converted, known, rounding):
+def evidence(k, one, moved, shares, original, nudged, converted, known, names, rounding):
     steps = original.ranks[0].steps
     found = samples.compare(one, moved, shares, steps, original.name)
     return Evidence(original.name, k, one, shares, found, samples.losses(one, shares, found),
-                    names=original.ranks[0].of(Began)[one.optimizer].names,
-                    alike_before=alike_before(k, converted.ranks), blurred=rounding.blurred > 0,
-                    **known)
+                    names=names, alike_before=alike_before(k, converted.ranks), blurred=rounding.blurred > 0,
+                    beside=lambda: compare_beside(
+                        k, steps, nudged.ranks[0].steps, [rank.steps for rank in converted.ranks],
+                        original.name), **known)
 
 
-def compare_step(e, ranks, rounding):
+def compare_step(e, rounding):
     one, share, which = e.one, e.shares[0], e.one.optimizer
-    if fault := between_ranks(ranks, e.shares):
-        return fault
     parted = rounding.parts(one.before, share.before, which)
     if len(share.before) != len(one.before) or (e.step == 1 and parted):
         return Fault("it begins with different weights", "Load first, then DDP")
@@ -226,7 +264,7 @@ def compare_step(e, ranks, rounding):
 
 def compare_training(original, nudged, converted):
     agree = compare_steps(original, nudged, converted)
-    decision = compare_scores(original, nudged, converted)
-    if decision and (not agree.fault or decision.step < agree.fault.step):
-        agree.fault = decision
+    for other in (compare_scores(original, nudged, converted), compare_precision(original, converted)):
+        if other and (not agree.fault or other.step < agree.fault.step):
+            agree.fault = other
     return agree

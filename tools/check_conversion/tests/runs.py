@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy
 import torch
-from check_conversion import judge, observed, running
+from check_conversion import command, judge, left, observed, running
 from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
 
@@ -106,11 +106,11 @@ def be_process(script, arguments, records, environment):
     runpy.run_path(script, run_name="__main__")
 
 
-def record(text, processes=0, name="train.py", arguments=(), nudged=False, float64=False, workspace=None):
+def record(text, processes=0, name="train.py", arguments=(), workspace=None, **options):
     """What the check has of a run, whose processes are forked, in a second; 0 processes: without a launcher."""
     Path(name).write_text(text)
     ours = workspace or Workspace(".")
-    settings = running.prepare(ours, nudged, float64)
+    settings = running.prepare(ours, **options)
     environment = {**settings.as_environment(), "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(ours.temporary)}
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun has one
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1",
@@ -127,24 +127,25 @@ def record(text, processes=0, name="train.py", arguments=(), nudged=False, float
         for process in started:
             process.kill()
     run = running.read_run(name, Path(settings.records), status=max(process.exitcode != 0 for process in started))
+    run.files = left.read(settings.copy, ours.unchanged(Path(settings.copy)))
     if not workspace:
         ours.remove()
     print(run.stdout, run.stderr)  # which pytest shows where a test has failed
     return run
 
 
-@functools.cache
-def record_twice(text, arguments=(), float64=False):
+record_once = functools.cache(record)  # of an original that many tests have
+
+
+def record_twice(text):
     """The original's two runs."""
-    return tuple(record(text, arguments=arguments, nudged=nudged, float64=float64) for nudged in (False, True))
+    return record_once(text), record_once(text, nudged=True)
 
 
-def verdict(original, nudged, converted):
+def in_words(verdict):
     """Status and words of the check."""
     try:
-        judge.check_original(original)
-        judge.check_nudged(original, nudged)
-        found = judge.judge(original, nudged, converted)
+        found = verdict()
         status, said = found.status, "\n".join(found.lines)
     except CannotSay as reason:
         status, said = 2, f"cannot be judged: {reason}"
@@ -153,8 +154,15 @@ def verdict(original, nudged, converted):
     return status, " ".join(said.split())
 
 
-def check(before, after, processes=2, arguments=(), name="train_ddp.py", float64=False):
-    return verdict(*record_twice(before, arguments, float64), record(after, processes, name, arguments, float64=float64))
+def verdict(original, nudged, converted):
+    return in_words(lambda: judge.judge(original, nudged, converted))
+
+
+def check(before, after, processes=2, arguments=(), name="train_ddp.py", float32=False):
+    """As the command does."""
+    return in_words(lambda: command.compare(
+        functools.partial(record_once, before, arguments=arguments),
+        functools.partial(record, after, processes, name, arguments), float32))
 
 
 def both(*changes, before=(), after=()):

@@ -90,7 +90,7 @@ def test_what_a_run_leaves_is_gone_with_its_copy(project):
 
 def run_command(monkeypatch, workspace_files=(), meanwhile=lambda: None):
     """main with runs that were recorded before."""
-    runs = [*record_twice(BEFORE), record(AFTER, 2, "train_ddp.py")]
+    runs = [record(AFTER, 2, "train_ddp.py"), *record_twice(BEFORE)]
 
     def next_run(*_, **__):
         meanwhile()
@@ -132,7 +132,7 @@ def test_a_file_that_a_run_resumes_from_can_be_left_out(project):
     workspace.remove()
 
 
-ARGS = SimpleNamespace(float64=False, patience=60, interrupted=[])
+ARGS = SimpleNamespace(patience=60, interrupted=[])
 
 
 def test_a_process_that_outlives_its_script_is_ended_and_said(project, monkeypatch):
@@ -157,7 +157,7 @@ def test_a_process_that_cannot_be_ended_is_named_and_not_waited_for(project, mon
 def test_ctrl_c_ends_what_runs(project):
     workspace = Workspace(".")
     with pytest.raises(CannotSay, match="interrupted"):
-        running.run("sleep 600", workspace, SimpleNamespace(float64=False, patience=60, interrupted=[True]))
+        running.run("sleep 600", workspace, SimpleNamespace(patience=60, interrupted=[True]))
     assert not [*running.processes(str(workspace.home))]
     workspace.remove()
 

@@ -222,11 +222,21 @@ def test_a_group_without_a_rate_is_compared_by_its_other_options(three):
     assert verdict(*three)[0] == 0
 
 
-def test_where_rounding_has_grown_large_the_verdict_says_from_which_step_on(three):
+def test_where_rounding_has_grown_large_nothing_is_judged_beyond(three):
     for step in three[1].ranks[0].steps[3:]:
         step.after = scaled(step.after, 1.1)
     status, said = verdict(*three)
-    assert status == 0 and "from step 4 on rounding alone moves the weights by 1% " in said and "--float64 sees farther" in said
+    assert status == 2 and "cannot be judged: the same up to step 3 of 12; from there on rounding alone moves" in said
+
+
+def test_a_gradient_that_is_0_in_theory_is_noise_and_its_weights_are_not_compared(three):
+    for k, run in enumerate(three):
+        for rank in run.ranks:
+            for step in rank.steps:
+                for numbers, value in ((step.gradients, 1e-12 * (k + 1)), (step.after, k)):
+                    numbers[:32] = array("d", [value] * 32)
+    status, said = verdict(*three)
+    assert status == 0 and "not compared, because their gradients are nothing but rounding: 0.weight printed" in said
 
 
 # How the converted script ends.

@@ -163,6 +163,20 @@ def test_what_stood_still_is_named_with_what_to_do():
     assert "autocast was off" in said
 
 
+NUMPYS = ("x = torch.randn(144, 4)\n", "x = torch.from_numpy(numpy.random.RandomState(0).randn(144, 4).astype('float32'))\n")
+
+
+def test_data_of_their_own_precision_are_compared_in_float64_too():
+    status, said = check(*both(NUMPY, NUMPYS))
+    assert status == 0 and re.search(r"weights within \de-1\d of their norm", said) and "float32" not in said
+
+
+def test_a_script_that_computes_in_float32_is_compared_in_float32_which_is_said():
+    status, said = check(*both((MODEL, MODEL + ".float()"), ("model(x)", "model(x.float())")))
+    assert status == 0 and re.search(r"weights within \de-0[78] of their norm", said)
+    assert "compared in float32, for it does not bear float64: " in said
+
+
 STAND_INS = {  # packages that a test must not need: they keep what they are given to themselves
     "tensorboardX": """class SummaryWriter:
     def __init__(self, folder): pass
@@ -196,8 +210,8 @@ def test_a_module_of_the_user_s_own_named_wandb_is_left_as_it_is():
     assert record("import wandb\n" + BEFORE).status == 0
 
 
-def test_a_closure_that_is_called_many_times_in_a_step_is_the_same_in_float64():
-    status, said = check(*both(LBFGS, before=[(STEPS, CLOSURE)], after=[(STEPS, REDUCED)]), float64=True)
+def test_a_closure_that_is_called_many_times_in_a_step_is_compared_in_float64():
+    status, said = check(*both(LBFGS, before=[(STEPS, CLOSURE)], after=[(STEPS, REDUCED)]))
     assert status == 0 and re.search(r"weights within \de-1\d of their norm", said)
 
 
