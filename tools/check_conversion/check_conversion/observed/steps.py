@@ -162,6 +162,7 @@ def options_of(group):
 
 
 def note_gradients(optimizer):
+    now.drawn_at = generators.end_watching()
     parameters = parameters_of(optimizer)
     if optimizer not in stepped:
         stepped.append(optimizer)
@@ -173,7 +174,6 @@ def note_gradients(optimizer):
                    for group in optimizer.param_groups]
     now.before = sketch(parameters)
     now.gradients = sketch(one.grad for one in parameters)
-    now.drawn_at = generators.end_watching()
     now.states, now.draws = generators.moved()
     now.beside = beside.before_step(one for held in made for one in parameters_of(held))
 
