@@ -116,6 +116,12 @@ class Logged:
 
 
 @dataclass
+class Bar:
+    """A progress bar that is over."""
+    state: str  # its last one: "epoch 1: 6/6, loss=0.5"
+
+
+@dataclass
 class Score:
     """What ReduceLROnPlateau was given."""
     value: float
