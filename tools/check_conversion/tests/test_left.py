@@ -38,7 +38,7 @@ def test_arrays_of_numpy(folder):
     numpy.save("one.npy", numpy.arange(6.).reshape(2, 3))
     numpy.savez("some.npz", a=numpy.ones(2, numpy.float32), b=numpy.array([1, 2], ">i4"))
     one, some = found().values()
-    assert one.kind == some.kind == "arrays" and torch.equal(one.arrays["the array"], torch.arange(6., dtype=torch.float64).reshape(2, 3))
+    assert one.kind == some.kind == "arrays" and one.arrays["the array"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert torch.equal(some.arrays["a"], torch.ones(2)) and some.arrays["b"].tolist() == [1, 2]
 
 
@@ -48,7 +48,8 @@ def test_safetensors_as_its_package_wrote_them(folder):
     safetensors.save_file(state, "model.safetensors", metadata={"epoch": "3"})
     one = found()["model.safetensors"]
     assert one.kind == "arrays" and one.text == "epoch: 3" and one.arrays.keys() == state.keys()
-    assert all(torch.equal(one.arrays[name].to(state[name].dtype), state[name]) and one.arrays[name].shape == state[name].shape for name in state)
+    for name, tensor in state.items():
+        torch.testing.assert_close(one.arrays[name].to(tensor.dtype), tensor, rtol=0, atol=0)
 
 
 class Trap:
@@ -63,8 +64,11 @@ def test_nothing_pickled_is_opened(folder):
     assert {one.kind for one in found().values()} == {"unread"} and not Path("sprung").exists()
 
 
+HEADER = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}).encode()
+
+
 @pytest.mark.parametrize("content", [b"", b"\x08", b"\xff" * 9, b"\xff" * 7 + b"\x7f{}", (2).to_bytes(8, "little") + b"[]",
-                                     (99).to_bytes(8, "little") + json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}).encode()])
+                                     (99).to_bytes(8, "little") + HEADER, len(HEADER).to_bytes(8, "little") + HEADER])
 def test_broken_files_are_unread(folder, content):
     Path("model.safetensors").write_bytes(content)
     Path("broken.npy").write_bytes(b"\x93NUMPY" + content)
