@@ -88,6 +88,7 @@ class Step:
     draws: list = field(default_factory=list)  # generators that moved since the step before
     drawn_at: dict = field(default_factory=dict)  # the user's line that moved each, once a run
     stood_still: set = field(default_factory=set)  # of what the check keeps from changing
+    precision: set = field(default_factory=set)  # what was on: "autocast in bfloat16", "GradScaler"
 
 
 @dataclass
