@@ -59,6 +59,14 @@ class Fed:
 
 
 @dataclass
+class Beside:
+    """A tensor that training has beside the parameters of its optimizers."""
+    sketch: array
+    rows: list = field(default_factory=list)  # sorted checksums: the keys in a queue may lie in
+    columns: list = field(default_factory=list)  # another order
+
+
+@dataclass
 class Pass:
     """Once through the samples, by a sampler that optimizer steps come of."""
     sampler: str  # its class
@@ -88,6 +96,7 @@ class Step:
     draws: list = field(default_factory=list)  # generators that moved since the step before
     drawn_at: dict = field(default_factory=dict)  # the user's line that moved each, once a run
     stood_still: set = field(default_factory=set)  # of what the check keeps from changing
+    beside: dict = field(default_factory=dict)  # Beside by names, before the step
     precision: set = field(default_factory=set)  # what was on: "autocast in bfloat16", "GradScaler"
 
 
