@@ -9,10 +9,17 @@ from pathlib import Path
 
 import torch
 
+from check_conversion.outputs import BY_ROUNDING, SHOWN, compare_texts, pair
+from check_conversion.protocol import About, Remark
+from check_conversion.training import TIMES
+from check_conversion.verdict import Compared, Fault
+
 MOST = 2**26  # bytes of one file, or of an array in it
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
          "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
          "U8": torch.uint8, "BOOL": torch.bool}  # of safetensors
+
+BY_TORCH = "torch.save's"  # noted when it was called
 
 
 class Unreadable(Exception):
@@ -64,6 +71,8 @@ def read_arrays(content):
     """An npz: a zip of npy files."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = archive.infolist()
+        if any(one.filename.endswith("/data.pkl") for one in members):
+            raise Unreadable(BY_TORCH)
         if not all(one.filename.endswith(".npy") for one in members):
             raise Unreadable("a zip archive")
         if sum(one.file_size for one in members) > MOST:
@@ -124,3 +133,72 @@ def distance(one, other):
     apart = torch.where(alike, 0, one - other).abs().square().sum().sqrt().item()
     size = torch.nan_to_num(one).abs().square().sum().sqrt().item()
     return (math.inf if math.isnan(apart) else apart), size
+
+
+# What both scripts leave.
+
+def compare_arrays(name, one, nudged, other, drift):
+    """Faults, and what was not compared because it varies."""
+    faults, varying = [], []
+    for key, array in one.arrays.items():
+        ours, again = other.arrays.get(key), nudged.arrays.get(key)
+        if again is None or again.shape != array.shape:
+            varying.append(f"{name}: {key}")
+            continue
+        moved, size = distance(array, again)
+        if moved > BY_ROUNDING * max(drift * size, torch.finfo(torch.float32).eps * size):
+            varying.append(f"{name}: {key}")
+        elif ours is None or ours.shape != array.shape:
+            shape = "is missing" if ours is None else (
+                f"has the shape {[*ours.shape]} instead of {[*array.shape]}")
+            hint = " (names begin with `module.`)" * (ours is None and f"module.{key}" in other.arrays)
+            faults.append(Fault(f"{name}: {key} {shape}{hint}", "Saving"))
+        elif not distance(array, ours)[0] <= TIMES * max(moved, drift * size):
+            faults.append(Fault(f"{name}: a different {key} is saved", "Saving"))
+    return faults[:1], varying
+
+
+def by_several_ranks(converted):
+    """Files that more than one rank has opened to write them anew."""
+    ranks = {}
+    for process in converted.processes:
+        for remark in process.of(Remark):
+            if remark.about == About.WRITTEN:
+                ranks.setdefault(remark.name, set()).add(process.rank)
+    return {name: sorted(them) for name, them in ranks.items() if len(them) > 1}
+
+
+def compare_left(original, nudged, converted, drift):
+    found, twice, others = ({name: one for name, one in run.files.items() if one.why != BY_TORCH}
+                            for run in (original, nudged, converted))
+    in_both, in_nudged, several = pair(found, others), pair(found, twice), by_several_ranks(converted)
+    same, faults, remarks, varying, unread = [], [], [], [], []
+    for name, ours in in_both.items():
+        one, other = found[name], others[ours]
+        again = twice.get(in_nudged.get(name))
+        if ours in several:
+            faults.append(Fault(f"{ours} is written by ranks {' and '.join(map(str, several[ours]))}",
+                                "Saving"))
+        elif again is None or again.kind != one.kind:
+            varying.append(name)
+        elif "unread" in (one.kind, other.kind):
+            unread.append(f"{ours} ({other.why or one.why})")
+        else:
+            parted, vary = compare_arrays(ours, one, again, other, drift)
+            text = compare_texts((one.text, again.text, other.text), (original.name, converted.name),
+                                 drift, f"{ours}: written")
+            varying += vary
+            remarks += text.remarks
+            faults += parted + text.faults
+            same += [ours] * (not parted and not text.faults)
+    if missing := [name for name in found if name not in in_both]:
+        faults.append(Fault(f"{converted.name} does not write {', '.join(missing)}", "Saving"))
+    if more := [name for name in others if name not in in_both.values()]:
+        remarks.append(f"written by {converted.name} alone: {', '.join(more)}")
+    if varying:
+        remarks.append(f"not compared, because another run of {original.name} leaves another: "
+                       f"{', '.join(varying)}")
+    if unread:
+        remarks.append(f"not read: {', '.join(unread)}")
+    said = f"{len(same)} file{'s' * (len(same) > 1)} the same: {', '.join(same)}" if same else ""
+    return Compared(said, faults[:SHOWN], remarks)

@@ -144,6 +144,7 @@ class About(Enum):
     LOADED = "a file was read by torch.load"
     WRITE = "a file outside the copy would have been written"
     DREW = "a generator moved in a loader worker"
+    WRITTEN = "a file of the copy was opened to be written anew"
     IMAGE = "an image was saved, which is not compared"
     UNSUPPORTED = "something that the check cannot follow"
 

@@ -42,6 +42,7 @@ class Run:
     processes: list
     waits: list = field(default_factory=list)  # where each rank waits, if it hangs
     left: list = field(default_factory=list)  # processes that outlived it
+    files: dict = field(default_factory=dict)  # Left by names: what is new in its copy of the folder
 
     @property
     def ranks(self):

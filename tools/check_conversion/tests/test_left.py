@@ -8,6 +8,9 @@ import numpy
 import pytest
 import torch
 from check_conversion import left
+from check_conversion.left import Left, compare_left
+from check_conversion.protocol import About, Remark
+from check_conversion.running import Process, Run
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -89,3 +92,57 @@ def test_how_far_two_arrays_are_apart():
     assert left.distance(torch.tensor([3., 4., nan]), torch.tensor([3., 4., nan])) == (0, 5)
     assert left.distance(torch.tensor([3, 4]), torch.tensor([3, 0])) == (4, 5)
     assert left.distance(torch.tensor([1.]), torch.tensor([nan]))[0] == float("inf")
+
+
+# What both scripts leave.
+
+CSV = "epoch,loss\n1,0.50000000\n2,0.25000000\n"
+
+
+def run(name, *ranks, **files):
+    written = [Process(rank, 0, [Remark(About.WRITTEN, file) for file in them]) for rank, them in enumerate(ranks)]
+    kinds = {str: lambda text: Left("text", text), dict: lambda arrays: Left("arrays", "", arrays), Left: lambda one: one}
+    return Run(name, 0, "", "", written, files={name.replace("_", "."): kinds[type(one)](one) for name, one in files.items()})
+
+
+def compared(before, after, again=None, ranks=(), drift=1e-7):
+    return compare_left(run("train.py", **before), run("train.py", **before | (again or {})), run("train_ddp.py", *ranks, **after), drift)
+
+
+def test_files_that_rounding_alone_parts_are_the_same():
+    arrays, other = {"a": torch.tensor([1., 2.])}, {"a": torch.tensor([1., 2.0000001])}
+    found = compared(dict(log_csv=CSV, a_npy=arrays), dict(log_csv=CSV.replace("0.5000000", "0.5000001"), a_npy=other))
+    assert found.said == "2 files the same: log.csv, a.npy" and not found.faults and not found.remarks
+
+
+FAULTS = {
+    "another figure": (dict(log_csv=CSV.replace("0.50", "0.51")), "log.csv: written differently: train.py: 1,0.50000000 train_ddp.py: 1,0.51"),
+    "a line twice": (dict(log_csv=CSV + "2,0.25000000\n"), "log.csv: written 3 times instead of 2"),
+    "no file": (dict(other_csv=Left("unread")), "train_ddp.py does not write a.npy"),
+    "another shape": (dict(log_csv=CSV, a_npy={"a": torch.ones(1)}), "a.npy: a has the shape [1] instead of [2]"),
+    "other numbers": (dict(log_csv=CSV, a_npy={"a": torch.tensor([1., 3.])}), "a.npy: a different a is saved"),
+    "no number": (dict(log_csv=CSV, a_npy={"a": torch.tensor([1., float("nan")])}), "a.npy: a different a is saved"),
+    "other names": (dict(log_csv=CSV, a_npy={"module.a": torch.tensor([1., 2.])}),
+                    "a.npy: a is missing (names begin with `module.`)")}
+
+
+@pytest.mark.parametrize("after, said", FAULTS.values(), ids=FAULTS)
+def test_what_is_not_the_same_is_named(after, said):
+    found = compared(dict(log_csv=CSV, a_npy={"a": torch.tensor([1., 2.])}), after)
+    assert said in " ".join(" ".join(map(str, found.faults)).split())
+
+
+def test_a_file_that_two_ranks_write_is_a_fault_however_it_ends():
+    found = compared(dict(log_csv=CSV), dict(log_csv=CSV), ranks=[["log.csv"], ["log.csv"]])
+    assert [fault.text for fault in found.faults] == ["log.csv is written by ranks 0 and 1"]
+    assert not compared(dict(log_csv=CSV), dict(log_csv=CSV), ranks=[["log.csv"], ["1.csv"]]).faults
+
+
+def test_what_was_not_compared_is_said():
+    moves, other = {"a": torch.tensor([1., 2.])}, {"a": torch.tensor([9., 2.])}
+    events = Left("unread", why="neither text nor arrays")
+    found = compared(dict(time_npy=moves, events=events), dict(time_npy=other, events=events, more_txt="1"),
+                     again=dict(time_npy=other))
+    assert not found.faults and found.remarks == [
+        "written by train_ddp.py alone: more.txt", "not compared, because another run of train.py leaves another: time.npy: a",
+        "not read: events (neither text nor arrays)"]
