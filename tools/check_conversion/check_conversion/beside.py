@@ -1,5 +1,5 @@
 """Does what training has beside its parameters part, a queue or a momentum encoder?"""
-from check_conversion.numbers import distance, norm
+from check_conversion.distances import distance, norm
 from check_conversion.verdict import Fault
 
 TIMES = 5  # as far as rounding parts it, it may part

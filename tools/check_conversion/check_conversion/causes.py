@@ -1,5 +1,6 @@
 """Why a step went otherwise: each cause rests on something that was noted."""
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from check_conversion.distances import apart_in, distance, factor_between, norm
@@ -29,6 +30,7 @@ class Evidence:
     alike_before: set  # generators whose states were the same in all ranks in the step before
     in_workers: list  # generators that moved in loader workers, of both runs
     blurred: bool  # rounding alone is large: what was seen counts, how far they parted does not
+    beside: Callable  # what has parted that no optimizer holds
 
     @property
     def count(self):
@@ -69,7 +71,8 @@ class Evidence:
 def why(e):
     """What explains another step: the first of these that was seen."""
     seen = (not_trained(e) or other_length(e) or same_numbers(e) or some_draw(e)
-            or other_samples(e) or other_factor(e) or own_numbers(e) or unequal(e))
+            or other_samples(e) or (not e.drawing and e.beside()) or other_factor(e)
+            or own_numbers(e) or unequal(e))
     return seen if seen or e.blurred else what_is_known(e)
 
 

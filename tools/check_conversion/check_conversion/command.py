@@ -21,11 +21,15 @@ from check_conversion.workspace import Workspace
 OUTPUTS = (1, 2)  # the check's own: files that the user may have opened for it in the folder
 
 def check(args, workspace):
-    original = run(args.before, workspace, args)
+    converted = run(args.after, workspace, args)
+    kept = converted.batchnorm >= {"kept"}
+    if kept and len(converted.batchnorm) > 1:  # of both kinds: none of it can be compared
+        converted = run(args.after, workspace, args, batchnorm_kept=True)
+    original = run(args.before, workspace, args, batchnorm_kept=kept)
     check_original(original)
-    nudged = run(args.before, workspace, args, nudged=True)
+    nudged = run(args.before, workspace, args, batchnorm_kept=kept, nudged=True)
     check_nudged(original, nudged)
-    verdict = judge(original, nudged, run(args.after, workspace, args))
+    verdict = judge(original, nudged, converted)
     if changed := workspace.changed(OUTPUTS):
         raise CannotSay(f"{changed[0]} has changed meanwhile: by one of the scripts, if not by you")
     return verdict

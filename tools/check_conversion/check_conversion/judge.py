@@ -2,7 +2,8 @@
 import os
 import re
 
-from check_conversion.outputs import compare_lines, compare_logged, compare_saved
+from check_conversion.left import compare_left
+from check_conversion.outputs import compare_bars, compare_lines, compare_logged, compare_saved
 from check_conversion.protocol import About
 from check_conversion.training import compare_training, unseeded
 from check_conversion.verdict import CHAPTER, CannotSay, Fault, Verdict
@@ -125,8 +126,10 @@ def say_part(name, part):
 
 
 def say_what_stood_still(original, converted):
-    found = set().union(*(step.stood_still for run in (original, converted) for rank in run.ranks
-                          for step in rank.steps[-1:]))
+    steps = [step for run in (original, converted) for rank in run.ranks for step in rank.steps]
+    found = set().union(*(step.stood_still for step in steps))
+    found |= {"autocast" for step in steps if any("autocast" in what for what in step.precision)}
+    found |= {"BatchNorm" for step in steps if "kept" in step.batchnorm}
     for what, (text, heading) in STOOD_STILL.items():
         if what in found:
             apart = what == "dropout" and converted.ranks and not ranks_draw_alike(converted)
@@ -156,7 +159,8 @@ def judge(original, nudged, converted):
         return Verdict(1, ["NOT THE SAME TRAINING", str(fault)])
     drift = max(agree.rounding, agree.weights)
     parts = {name: compare(original, nudged, converted, drift) for name, compare in (
-        ("printed", compare_lines), ("logged", compare_logged), ("saved", compare_saved))}
+        ("printed", compare_lines), ("shown", compare_bars), ("logged", compare_logged),
+        ("saved", compare_saved), ("written", compare_left))}
     lines = [*say_training(agree, converted),
              *(line for name, part in parts.items() for line in say_part(name, part)),
              *say_what_stood_still(original, converted)]

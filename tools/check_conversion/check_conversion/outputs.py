@@ -8,7 +8,7 @@ import math
 import re
 
 from check_conversion.distances import distance, norm
-from check_conversion.protocol import About, Logged, Saved
+from check_conversion.protocol import About, Bar, Logged, Saved
 from check_conversion.training import LARGE, TIMES
 from check_conversion.verdict import Compared, Fault
 
@@ -154,6 +154,17 @@ def named(what, lines):
 def compare_lines(original, nudged, converted, drift):
     return compare_texts([run.stdout for run in (original, nudged, converted)],
                          (original.name, converted.name), drift)
+
+
+def compare_bars(original, nudged, converted, drift):
+    """The last state of each of tqdm's."""
+    texts = ["\n".join(bar.state for process in run.processes for bar in process.of(Bar))
+             for run in (original, nudged, converted)]
+    if not any(texts):
+        return Compared()
+    found = compare_texts(texts, (original.name, converted.name), drift, "shown in a progress bar")
+    found.said = found.said.replace("line", "bar")
+    return found
 
 
 # What was logged: figures of the same name, in their order.

@@ -34,6 +34,7 @@ class Settings:
     kept: list  # the user's own folders, which nothing may change
     nudged: bool = False  # the original's second run: weights moved by one rounding, other clocks
     float64: bool = False
+    batchnorm_kept: bool = False  # BatchNorm keeps its statistics wherever it is
 
     @classmethod
     def given(cls):
@@ -97,6 +98,7 @@ class Step:
     drawn_at: dict = field(default_factory=dict)  # the user's line that moved each, once a run
     stood_still: set = field(default_factory=set)  # of what the check keeps from changing
     beside: dict = field(default_factory=dict)  # Beside by names, before the step
+    batchnorm: set = field(default_factory=set)  # how it was computed so far: observed/batchnorm.py
     precision: set = field(default_factory=set)  # what was on: "autocast in bfloat16", "GradScaler"
 
 

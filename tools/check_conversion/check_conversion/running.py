@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from check_conversion import protocol
+from check_conversion.left import read as read_left
 from check_conversion.protocol import Remark, Settings, Step
 from check_conversion.verdict import CannotSay
 
@@ -48,15 +49,20 @@ class Run:
     def ranks(self):
         return [one for one in self.processes if one.steps]
 
+    @property
+    def batchnorm(self):
+        """How it was computed: see observed/batchnorm.py."""
+        return set().union(*(step.batchnorm for rank in self.ranks for step in rank.steps[-1:]))
+
     def remarks(self, about):
         return [remark.name for one in self.processes for remark in one.of(Remark)
                 if remark.about == about]
 
 
-def run(command, workspace, args, nudged=False):
+def run(command, workspace, args, **options):
     """Run a command in a copy of the folder. Nothing of it is left then."""
     print("running:", command, file=sys.stderr, flush=True)
-    settings = prepare(workspace, nudged, args.float64)
+    settings = prepare(workspace, float64=args.float64, **options)
     records = Path(settings.records)
     with open(records / "stdout", "w") as stdout, open(records / "stderr", "w") as stderr:
         started = subprocess.Popen(
@@ -74,16 +80,18 @@ def run(command, workspace, args, nudged=False):
     status = started.wait()
     if status in (126, 127):
         raise CannotSay(f"cannot be started: {(records / 'stderr').read_text().strip()}")
-    return read_run(script_of(command), records, status, waits, left)
+    found = read_run(script_of(command), records, status, waits, left)
+    found.files = read_left(settings.copy, workspace.unchanged(Path(settings.copy)))
+    return found
 
 
-def prepare(workspace, nudged=False, float64=False):
+def prepare(workspace, **options):
     """A copy to work in, a folder of records beside it, and what the processes are told."""
     root, copy = workspace.copy()
     records = root.with_name(f"{root.name}.records")
     records.mkdir()
     return Settings(str(records), str(workspace.home), str(root), str(copy),
-                    [*map(str, workspace.kept)], nudged, float64)
+                    [*map(str, workspace.kept)], **options)
 
 
 def environment(workspace, settings):

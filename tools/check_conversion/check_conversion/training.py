@@ -8,8 +8,10 @@ import math
 from dataclasses import dataclass, field
 
 from check_conversion import samples
+from check_conversion.beside import compare_beside
 from check_conversion.causes import Evidence, of_lengths, other_samples, why
 from check_conversion.distances import apart_in, distance, factor_between, norm
+from check_conversion.precision import compare_precision
 from check_conversion.protocol import About, Began, Score
 from check_conversion.samples import Losses, Relation
 from check_conversion.verdict import CannotSay, Fault
@@ -174,7 +176,7 @@ def compare_steps(original, nudged, converted):
     rows = zip(steps, nudged.ranks[0].steps, *(rank.steps for rank in ranks))
     for k, (one, moved, *shares) in enumerate(rows, 1):
         rounding.measure(k, one, moved)
-        e = evidence(k, one, moved, shares, original, converted, known, rounding)
+        e = evidence(k, one, moved, shares, original, nudged, converted, known, rounding)
         agree.fault = compare_step(e, ranks, rounding)
         if agree.fault:
             agree.fault.step = agree.fault.step or k
@@ -196,13 +198,14 @@ def compare_steps(original, nudged, converted):
     return agree
 
 
-def evidence(k, one, moved, shares, original, converted, known, rounding):
+def evidence(k, one, moved, shares, original, nudged, converted, known, rounding):
     steps = original.ranks[0].steps
     found = samples.compare(one, moved, shares, steps, original.name)
     return Evidence(original.name, k, one, shares, found, samples.losses(one, shares, found),
                     names=original.ranks[0].of(Began)[one.optimizer].names,
                     alike_before=alike_before(k, converted.ranks), blurred=rounding.blurred > 0,
-                    **known)
+                    beside=lambda: compare_beside(k, steps, nudged.ranks[0].steps, [
+                        rank.steps for rank in converted.ranks], original.name), **known)
 
 
 def compare_step(e, ranks, rounding):
@@ -226,7 +229,7 @@ def compare_step(e, ranks, rounding):
 
 def compare_training(original, nudged, converted):
     agree = compare_steps(original, nudged, converted)
-    decision = compare_scores(original, nudged, converted)
-    if decision and (not agree.fault or decision.step < agree.fault.step):
-        agree.fault = decision
+    for other in (compare_scores(original, nudged, converted), compare_precision(original, converted)):
+        if other and (not agree.fault or other.step < agree.fault.step):
+            agree.fault = other
     return agree

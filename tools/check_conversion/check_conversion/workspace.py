@@ -110,6 +110,15 @@ class Workspace:
             command = re.sub(below, turned, command)
         return command
 
+    def unchanged(self, copy):
+        """Names of the files that a run has left as they were copied."""
+        def seen(path):
+            found = path.lstat()
+            return found.st_size, found.st_mtime_ns
+        names = (path.relative_to(self.folder) for path, _ in self.entries)
+        return {str(name) for name in names if os.path.lexists(copy / name)
+                and os.path.lexists(self.folder / name) and seen(copy / name) == seen(self.folder / name)}
+
     def state(self):
         """All that is the user's, by name, size and time."""
         found = {}

@@ -101,12 +101,14 @@ CSV = "epoch,loss\n1,0.50000000\n2,0.25000000\n"
 
 def run(name, *ranks, **files):
     written = [Process(rank, 0, [Remark(About.WRITTEN, file) for file in them]) for rank, them in enumerate(ranks)]
-    kinds = {str: lambda text: Left("text", text), dict: lambda arrays: Left("arrays", "", arrays), Left: lambda one: one}
-    return Run(name, 0, "", "", written, files={name.replace("_", "."): kinds[type(one)](one) for name, one in files.items()})
+    left = {name.replace("_", "."): one if isinstance(one, Left) else Left("text", one) if isinstance(one, str)
+            else Left("arrays", arrays=one) for name, one in files.items()}
+    return Run(name, 0, "", "", written, files=left)
 
 
 def compared(before, after, again=None, ranks=(), drift=1e-7):
-    return compare_left(run("train.py", **before), run("train.py", **before | (again or {})), run("train_ddp.py", *ranks, **after), drift)
+    return compare_left(run("train.py", **before), run("train.py", **before | (again or {})),
+                        run("train_ddp.py", *ranks, **after), drift)
 
 
 def test_files_that_rounding_alone_parts_are_the_same():
@@ -116,7 +118,8 @@ def test_files_that_rounding_alone_parts_are_the_same():
 
 
 FAULTS = {
-    "another figure": (dict(log_csv=CSV.replace("0.50", "0.51")), "log.csv: written differently: train.py: 1,0.50000000 train_ddp.py: 1,0.51"),
+    "another figure": (dict(log_csv=CSV.replace("0.50", "0.51")),
+                       "log.csv: written differently: train.py: 1,0.50000000 train_ddp.py: 1,0.51"),
     "a line twice": (dict(log_csv=CSV + "2,0.25000000\n"), "log.csv: written 3 times instead of 2"),
     "no file": (dict(other_csv=Left("unread")), "train_ddp.py does not write a.npy"),
     "another shape": (dict(log_csv=CSV, a_npy={"a": torch.ones(1)}), "a.npy: a has the shape [1] instead of [2]"),

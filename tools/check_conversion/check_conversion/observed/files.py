@@ -10,7 +10,7 @@ import sys
 import torch
 from torch.utils._pytree import tree_leaves_with_path
 
-from check_conversion.observed import guard, notes
+from check_conversion.observed import bars, guard, notes
 from check_conversion.observed.sketch import sketch
 from check_conversion.protocol import About, Logged, Remark, Saved
 
@@ -121,7 +121,8 @@ def change_torchvision(module):
 
 
 CHANGED = {"torch.utils.tensorboard.writer": change_tensorboard, "wandb": change_wandb,
-           "tensorboardX.writer": change_tensorboard, "torchvision.utils": change_torchvision}
+           "tensorboardX.writer": change_tensorboard, "torchvision.utils": change_torchvision,
+           "tqdm.std": bars.change}
 
 
 class Finder:

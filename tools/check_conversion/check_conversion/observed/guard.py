@@ -16,6 +16,7 @@ FOLLOW = "open", "os.truncate", "os.chmod", "os.chown", "os.utime"  # a link to 
 FREE = ["/dev", "/proc", "/sys", *(os.path.expanduser(path) for path in (
     os.environ.get("XDG_CACHE_HOME", "~/.cache"), "~/.triton", "~/.nv", "~/.config/matplotlib"))]
 settings = None
+written = set()  # files of the copy that this process has begun anew
 
 
 def below(path, folder):
@@ -35,6 +36,10 @@ def is_kept(path, follow):
         below(real, os.path.realpath(folder)) for folder in FREE)
 
 
+def note(about, path):
+    protocol.write(settings.file("notes"), int(os.environ.get("RANK", 0)), Remark(about, path))
+
+
 def keep(path, event="open"):
     if isinstance(path, int):
         return
@@ -42,14 +47,22 @@ def keep(path, event="open"):
     if event == "os.mkdir" and os.path.isdir(path):
         return  # which is an error of its own
     if is_kept(path, event in FOLLOW):
-        protocol.write(settings.file("notes"), int(os.environ.get("RANK", 0)),
-                       Remark(About.WRITE, path))
+        note(About.WRITE, path)
         raise PermissionError(errno.EACCES, "kept as it is by check_conversion", path)
+
+
+def note_written(path):
+    real = os.path.realpath(os.fsdecode(path))
+    if below(real, settings.copy) and real not in written:
+        written.add(real)
+        note(About.WRITTEN, os.path.relpath(real, settings.copy))
 
 
 def watch(event, given):
     if event == "open" and (given[2] or 0) & WRITES:
         keep(given[0])
+        if given[2] & os.O_TRUNC and not isinstance(given[0], int):
+            note_written(given[0])
     for place in CHANGES.get(event, ()):
         keep(given[place], event)
 

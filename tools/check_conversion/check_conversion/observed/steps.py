@@ -14,7 +14,15 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from check_conversion.observed import comparable, generators, notes, sampling
+from check_conversion.observed import (
+    batchnorm,
+    beside,
+    comparable,
+    generators,
+    notes,
+    precision,
+    sampling,
+)
 from check_conversion.observed.sketch import describe, sketch
 from check_conversion.protocol import About, Began, Remark, Score, Step
 
@@ -164,6 +172,7 @@ def note_gradients(optimizer):
     now.gradients = sketch(one.grad for one in parameters)
     now.drawn_at = generators.end_watching()
     now.states, now.draws = generators.moved()
+    now.beside = beside.before_step(one for held in made for one in parameters_of(held))
 
 
 def before_step(optimizer, given, options):
@@ -195,6 +204,7 @@ def after_step(optimizer, given, options):
     step.after = sketch(parameters_of(optimizer))
     step.passes = sampling.lead_to_a_step()
     step.stood_still = set(comparable.stood_still)
+    step.batchnorm, step.precision = set(batchnorm.seen), precision.of_this_step()
     notes.note(step)
     if len(stepped) == 1 and sampling.steps == 1:
         generators.watch_draws()  # in the second step
