@@ -143,7 +143,12 @@ def compare_texts(texts, names, drift, verb="printed"):
                named("compared without what is another in each run, like a time", varying)]
     said = (f"{same} of {total} lines the same" if total else
             f"{names[0]} prints no line" if converted else "no line by either")
-    return Compared(said, faults[:SHOWN], [*filter(None, remarks)])
+    count = (f"{same} of {total} lines" if same < total else many(total, "line")) if total else ""
+    return Compared(said, count, faults[:SHOWN], [*filter(None, remarks)])
+
+
+def many(count, what):
+    return f"{count} {what}{'s' * (count != 1)}" if count else ""
 
 
 def named(what, lines):
@@ -163,7 +168,7 @@ def compare_bars(original, nudged, converted, drift):
     if not any(texts):
         return Compared()
     found = compare_texts(texts, (original.name, converted.name), drift, "shown in a progress bar")
-    found.said = found.said.replace("line", "bar")
+    found.said, found.count = (text.replace("line", "progress bar") for text in (found.said, found.count))
     return found
 
 
@@ -202,7 +207,8 @@ def compare_logged(original, nudged, converted, drift):
         same[to] += len(figures) - sum(moved)
     said = "; ".join(f"{to}: {count} figures the same" for to, count in same.items())
     remark = named(f"not compared, because another run of {original.name} logs others", varying)
-    return Compared(said, faults[:SHOWN], [remark] if remark else [])
+    return Compared(said, many(sum(same.values()), "logged figure"), faults[:SHOWN],
+                    [remark] if remark else [])
 
 
 # What was saved by torch.save.
@@ -306,8 +312,8 @@ def compare_saved(original, nudged, converted, drift):
     if images := {*original.remarks(About.IMAGE), *converted.remarks(About.IMAGE)}:
         remarks.append(f"images were not compared: {', '.join(sorted(images))}")
     said = f"{len(same)} file{'s' * (len(same) > 1)} the same: {', '.join(dict.fromkeys(same))}"
-    return Compared(said if same else "nothing by torch.save" if not found else "", faults[:SHOWN],
-                    remarks)
+    return Compared(said if same else "nothing by torch.save" if not found else "",
+                    many(len(same), "save"), faults[:SHOWN], remarks)
 
 
 def more_than_before(found, others, in_both, name):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy
 import torch
-from check_conversion import judge, observed, running
+from check_conversion import judge, left, observed, running
 from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
 
@@ -106,11 +106,11 @@ def be_process(script, arguments, records, environment):
     runpy.run_path(script, run_name="__main__")
 
 
-def record(text, processes=0, name="train.py", arguments=(), nudged=False, float64=False, workspace=None):
+def record(text, processes=0, name="train.py", arguments=(), workspace=None, **options):
     """What the check has of a run, whose processes are forked, in a second; 0 processes: without a launcher."""
     Path(name).write_text(text)
     ours = workspace or Workspace(".")
-    settings = running.prepare(ours, nudged, float64)
+    settings = running.prepare(ours, **options)
     environment = {**settings.as_environment(), "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(ours.temporary)}
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun has one
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1",
@@ -127,6 +127,7 @@ def record(text, processes=0, name="train.py", arguments=(), nudged=False, float
         for process in started:
             process.kill()
     run = running.read_run(name, Path(settings.records), status=max(process.exitcode != 0 for process in started))
+    run.files = left.read(settings.copy, ours.unchanged(Path(settings.copy)))
     if not workspace:
         ours.remove()
     print(run.stdout, run.stderr)  # which pytest shows where a test has failed
@@ -134,9 +135,9 @@ def record(text, processes=0, name="train.py", arguments=(), nudged=False, float
 
 
 @functools.cache
-def record_twice(text, arguments=(), float64=False):
+def record_twice(text, arguments=(), **options):
     """The original's two runs."""
-    return tuple(record(text, arguments=arguments, nudged=nudged, float64=float64) for nudged in (False, True))
+    return tuple(record(text, arguments=arguments, nudged=nudged, **options) for nudged in (False, True))
 
 
 def verdict(original, nudged, converted):
@@ -154,7 +155,8 @@ def verdict(original, nudged, converted):
 
 
 def check(before, after, processes=2, arguments=(), name="train_ddp.py", float64=False):
-    return verdict(*record_twice(before, arguments, float64), record(after, processes, name, arguments, float64=float64))
+    converted = record(after, processes, name, arguments, float64=float64)
+    return verdict(*record_twice(before, arguments, float64=float64, batchnorm_kept="kept" in converted.batchnorm), converted)
 
 
 def both(*changes, before=(), after=()):
