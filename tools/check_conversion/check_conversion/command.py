@@ -20,8 +20,9 @@ from check_conversion.workspace import Workspace
 
 OUTPUTS = (1, 2)  # the check's own: files that the user may have opened for it in the folder
 
+
 def check(args, workspace):
-    converted = run(args.after, workspace, args)
+    converted = run(args.after, workspace, args)  # the first, for it says how BatchNorm is computed
     kept = converted.batchnorm >= {"kept"}
     if kept and len(converted.batchnorm) > 1:  # of both kinds: none of it can be compared
         converted = run(args.after, workspace, args, batchnorm_kept=True)

@@ -8,10 +8,10 @@ from check_conversion.protocol import About
 from check_conversion.training import compare_training, unseeded
 from check_conversion.verdict import CHAPTER, CannotSay, Fault, Verdict
 
-STOOD_STILL = {  # why it was not compared, and where to read what to do about it
-    "BatchNorm": ("BatchNorm kept its statistics, because it is not SyncBatchNorm", "What your script has"),
-    "dropout": ("dropout was 0", "Random numbers"),
-    "autocast": ("autocast was off", "Check it")}
+STOOD_STILL = {  # what to do about it
+    "BatchNorm": ("BatchNorm kept its statistics, so it was not compared", "What your script has"),
+    "dropout": ("dropout was 0, so it was not compared", "Random numbers"),
+    "autocast": ("autocast was off, so it was not compared", "Check it")}
 
 
 # How a run ended.

@@ -90,7 +90,7 @@ def test_what_a_run_leaves_is_gone_with_its_copy(project):
 
 def run_command(monkeypatch, workspace_files=(), meanwhile=lambda: None):
     """main with runs that were recorded before."""
-    runs = [*record_twice(BEFORE), record(AFTER, 2, "train_ddp.py")]
+    runs = [record(AFTER, 2, "train_ddp.py"), *record_twice(BEFORE)]
 
     def next_run(*_, **__):
         meanwhile()

@@ -32,8 +32,8 @@ def all_steps(run, k):
 def test_a_right_conversion_is_the_same_in_all_its_parts(three):
     status, said = verdict(*three)
     assert status == 0 and re.match(
-        r"the same training: 12 steps with 2 processes, weights within \de-0[78] of their norm; rounding alone moves them by "
-        r"\de-07 printed: 2 of 2 lines the same saved: 1 file the same: model.pt$", said)
+        r"the same training: 12 steps with 2 processes; compared: training, 2 lines, 1 save weights within \de-0[78] of their "
+        r"norm; rounding alone moves them by \de-07 printed: 2 of 2 lines the same saved: 1 file the same: model.pt$", said)
 
 
 # Training: what is changed in the converted run's records, and what is said.
