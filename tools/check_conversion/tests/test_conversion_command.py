@@ -35,7 +35,8 @@ def test_two_commands_are_compared():
     status, said, _ = start("python train.py", TORCHRUN)
     assert status == 0 and re.match(
         r"the same training: 12 steps with 2 processes; compared: training, 2 lines, 1 save\n"
-        r"weights within \de-0[78] of their norm; rounding alone moves them by \de-07\nprinted: 2 of 2 lines the same\nsaved: 1 file the same: model.pt\n$", said), said
+        r"weights within \de-0[78] of their norm; rounding alone moves them by \de-07\n"
+        r"printed: 2 of 2 lines the same\nsaved: 1 file the same: model.pt\n$", said), said
     assert {*os.listdir()} == files
 
 
