@@ -34,8 +34,9 @@ def test_two_commands_are_compared():
     files = {*os.listdir()}
     status, said, _ = start("python train.py", TORCHRUN)
     assert status == 0 and re.match(
-        r"the same training: 12 steps with 2 processes, weights within \de-1\d of their norm; rounding alone moves "
-        r"them by \de-1\d\nprinted: 2 of 2 lines the same\nsaved: 1 file the same: model.pt\n$", said), said
+        r"the same training: 12 steps with 2 processes; compared: training, 2 lines, 1 save\n"
+        r"weights within \de-1\d of their norm; rounding alone moves them by \de-1\d\n"
+        r"printed: 2 of 2 lines the same\nsaved: 1 file the same: model.pt\n$", said), said
     assert {*os.listdir()} == files
 
 
