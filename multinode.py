@@ -1,15 +1,14 @@
 """Training on several machines, one process per GPU, started on each of them by torchrun:
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --nproc_per_node=4 --max-restarts=3 \
---rdzv-backend=c10d --rdzv-endpoint=HOST:29400 multinode.py 50 10
-or, with one task for each GPU, by Slurm alone: srun --kill-on-bad-exit=1 python multinode.py 50 10
-"""
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 --max-restarts=3\
+ --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 multinode.py 50 10
+or by Slurm alone, one task per GPU: srun --kill-on-bad-exit=1 python multinode.py 50 10"""
 import os
 import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but imported later it may make Python abort at its exit
+import torch.distributed.nn  # unused, but importing it later can make Python abort at exit
 import torch.nn.functional as F
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -19,13 +18,13 @@ import utils
 
 
 def ddp_setup(local_rank, args):
-    utils.end_at_ctrl_c()  # also where it waits in a collective
+    utils.end_at_ctrl_c()  # works even inside a collective
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device)  # first of all, or each process uses GPU 0 too
+        torch.accelerator.set_device_index(device)  # before any GPU call, or each also uses GPU 0
     dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None,
-                            timeout=timedelta(minutes=10))  # for dead hosts; longer than any save
+                            timeout=timedelta(minutes=10))  # finds dead hosts; must exceed any save
     return device
 
 
@@ -105,6 +104,7 @@ def main(local_rank, args):
 if __name__ == "__main__":
     if "RANK" not in os.environ and "SLURM_STEP_NUM_TASKS" in os.environ:  # srun, no torchrun
         os.environ.update(RANK=os.environ["SLURM_PROCID"], LOCAL_RANK=os.environ["SLURM_LOCALID"],
+                          LOCAL_WORLD_SIZE=str(len(os.environ["SLURM_GTIDS"].split(","))),
                           WORLD_SIZE=os.environ["SLURM_STEP_NUM_TASKS"])
         os.environ.setdefault("MASTER_ADDR", utils.slurm_host())
         os.environ.setdefault("MASTER_PORT", str(15000 + int(os.environ["SLURM_JOB_ID"]) % 15000))

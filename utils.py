@@ -24,7 +24,7 @@ from torch.utils.data import Subset, TensorDataset
 def stop(message, status):
     """Print one line and exit: status 2 for wrong usage, 1 otherwise."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(5)  # all ranks fail alike: the launcher ends the others before they say so too
+        time.sleep(5)  # all ranks fail alike: the launcher ends the others before they print this
     print(f"{os.path.basename(sys.argv[0])}: {' '.join(message.split())[:500]}", file=sys.stderr)
     sys.exit(status)
 
@@ -71,7 +71,7 @@ def load_data(name, data_dir):
 
 
 def end_with_parent(worker):
-    """End a loader worker when its parent dies; it would live on, under Python 3.14 for ever."""
+    """End a loader worker with its parent; otherwise it outlives it (forever on Python 3.14)."""
     def wait_for_parent():
         multiprocessing.parent_process().join()
         os._exit(1)
@@ -99,20 +99,24 @@ def find_devices():
 
 
 def end_at_ctrl_c():
-    """Let it end the process at once: Python's own handler would wait for a collective's end."""
+    """Let Ctrl-C kill the process immediately: Python's own handler would wait for a collective."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Show defaults, and commands on lines of their own, to be copied."""
 
 
 def parse_args(doc, spawn=False):
     end_at_ctrl_c()
     devices = find_devices()
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(description=doc, formatter_class=HelpFormatter)
     parser.error = functools.partial(stop, status=2)  # one line, without the usage
     add = parser.add_argument
     whole = functools.partial(count, least=0)
     add("total_epochs", type=count, nargs="?", default=50, help="epochs in total")
-    add("save_every", type=count, nargs="?", default=10, help="also after the last epoch")
+    add("save_every", type=count, nargs="?", default=10,
+        help="epochs between saves; the last is always saved")
     add("--batch-size", "--batch_size", type=count, default=960, help="samples over all processes")
     add("--lr", type=rate, default=0.018, help="learning rate; a resumed run keeps its own")
     add("--dataset", choices=["synthetic", "FashionMNIST", "MNIST", "CIFAR10"], default="synthetic",
@@ -128,7 +132,8 @@ def parse_args(doc, spawn=False):
     add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # from torch.distributed.launch
     if spawn:
         add("-n", "--nodes", type=count, default=1, help="machines")
-        add("-g", "--gpus", type=count, default=argparse.SUPPRESS, help="default: all, or 2 CPUs")
+        add("-g", "--gpus", type=count, default=argparse.SUPPRESS,
+            help="processes per machine, equal on all; default: all GPUs, else 2 CPU processes")
         add("-nr", "--node-rank", type=whole, default=0, help="this machine's number, from 0")
     args = parser.parse_args()
     if "backend" not in args:
@@ -137,7 +142,8 @@ def parse_args(doc, spawn=False):
     if spawn:
         plan_spawn(args, gpus)
         check_gpus(args, gpus, args.gpus, "-g/--gpus")
-    else:
+    else:  # srun may show each process only its own GPU
+        gpus = gpus and max(gpus, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
         check_gpus(args, gpus, int(os.environ.get("LOCAL_WORLD_SIZE", 1)), "--backend")
     return args
 
@@ -168,7 +174,7 @@ def check_gpus(args, gpus, processes, option):
 
 def check_torchrun(doc):
     if "LOCAL_RANK" not in os.environ:
-        _, _, command = doc.partition(":")
+        command, _, _ = doc.splitlines()[1].partition("  #")
         stop(f"start it with its launcher: {command}", 2)
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     # Processes that share the agent's store find the addresses of dead ones in it.
@@ -183,14 +189,18 @@ def slurm_host():
     host = re.sub(r"\[(\w+)[^]]*]", r"\1", os.environ["SLURM_STEP_NODELIST"]).split(",")[0]
     try:
         return socket.gethostbyname(host)
-    except OSError:  # the network may not know Slurm's names: then the machine that runs srun
-        return os.environ["SLURM_LAUNCH_NODE_IPADDR"]
+    except OSError:  # the network may not know Slurm's names
+        address = os.environ["SLURM_LAUNCH_NODE_IPADDR"]
+        if os.environ["SLURM_PROCID"] == "0" and "MASTER_ADDR" not in os.environ:
+            print(f"{host} is no known host name: trying {address}, where srun was started. On a "
+                  f"login node, set MASTER_ADDR to the address of {host}", file=sys.stderr)
+        return address
 
 
 def check_run(args, world_size=None, rank=0, kinds=(None,)):
-    """Stop a run that cannot work before processes wait for each other; else say on what it trains.
+    """Stop what cannot work before processes wait for each other; otherwise print the start line.
 
-    kinds: what checkpoint["kind"] may be; most scripts save none, and resume such files alone.
+    kinds: what checkpoint["kind"] may be; most save no kind and resume only files without one.
     """
     processes = world_size or 1  # None: without a process group
     train_set, _ = load_data(args.dataset, args.data_dir)  # here one process per machine fetches it
@@ -214,7 +224,7 @@ def check_batch_size(batch_size, processes, samples):
 
 
 def check_checkpoint(args, kinds):
-    """Say how many epochs are done, and which learning rate goes on."""
+    """Print how many epochs are done, and which learning rate is kept."""
     done, note = 0, ""
     if os.path.exists(args.checkpoint):
         done, rates = examine_checkpoint(args, kinds)
@@ -222,9 +232,9 @@ def check_checkpoint(args, kinds):
             note = "; to start afresh, delete it or change --checkpoint"
         elif rates != {args.lr}:
             saved = ", ".join(f"{rate:g}" for rate in sorted(rates))
-            note = f"; the saved learning rate, {saved}, goes on, not --lr {args.lr:g}"
+            note = f"; the saved learning rate, {saved}, is kept, not --lr {args.lr:g}"
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    if done or restarted:  # a restart from the beginning is said too
+    if done or restarted:  # also report a restart from epoch 0
         print(f"{args.checkpoint}: {done} of {args.total_epochs} epochs are done{note}", flush=True)
 
 
@@ -238,7 +248,8 @@ def examine_checkpoint(args, kinds):
             model = build_model(args.model)
         model.load_state_dict(checkpoint["model"], assign=True)  # raises if it does not fit
         done = operator.index(checkpoint["epoch"])  # raises unless it is a whole number
-        rates = {group["lr"] for group in checkpoint["optimizer"]["param_groups"]}
+        rates = {group.get("initial_lr", group["lr"])  # the former where a schedule decides
+                 for group in checkpoint["optimizer"]["param_groups"]}
     except pickle.UnpicklingError:  # its text says how to load the file even so
         stop(f"{refusal} it holds more than tensors and plain values", 1)
     except Exception as error:

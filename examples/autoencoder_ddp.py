@@ -6,7 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but imported later it may make Python abort at its exit
+import torch.distributed.nn  # unused, but importing it later can make Python abort at exit
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -21,7 +21,7 @@ class Autoencoder(nn.Module):
 
     def forward(self, images, rows):
         mean, log_var = self.encoder(images).chunk(2, dim=1)
-        # Drawn for the whole batch, of which each rank takes its part: the noise of one device.
+        # Drawn for the whole batch; each rank takes its part, matching one device.
         noise = torch.randn(rows, mean.size(1), device=mean.device)[rank::world_size]
         return self.decoder(mean + noise * torch.exp(log_var / 2)), mean, log_var
 

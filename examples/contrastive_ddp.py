@@ -6,7 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but imported later it may make Python abort at its exit
+import torch.distributed.nn  # unused, but importing it later can make Python abort at exit
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -25,7 +25,7 @@ class Matcher(nn.Module):
         return heard, told, self.log_scale.exp()
 
 
-class Gather(torch.autograd.Function):  # torch's own: deprecated by 2.15, or missing from 2.10
+class Gather(torch.autograd.Function):  # torch's version: missing in 2.10, deprecated in 2.15
     @staticmethod
     def forward(ctx, mine):
         whole = mine.new_empty(dist.get_world_size(), *mine.shape)
@@ -81,7 +81,7 @@ for epoch in range(args.epochs):
     total = 0
     for waves, words in train_loader:
         heard, told, scale = model(waves.to(device), words.to(device))
-        heard, told = Gather.apply(heard), Gather.apply(told)  # each alone: pairs keep their order
+        heard, told = Gather.apply(heard), Gather.apply(told)  # separately, so pairs stay aligned
         loss = loss_function(heard, told, scale)  # the whole batch's, on every rank
         optimizer.zero_grad()
         loss.backward()

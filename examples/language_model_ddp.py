@@ -7,7 +7,7 @@ import random
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but imported later it may make Python abort at its exit
+import torch.distributed.nn  # unused, but importing it later can make Python abort at exit
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -90,8 +90,9 @@ for epoch in range(args.epochs):
             torch.save(model.module.state_dict(), args.save)
     else:
         optimizer.param_groups[0]["lr"] /= 4
-dist.barrier()  # until rank 0 has written what all read
-model.module.load_state_dict(torch.load(args.save, map_location=device))
+saved = [torch.load(args.save, map_location="cpu") if rank == 0 else None]
+dist.broadcast_object_list(saved)  # to the other ranks: they may not see the file
+model.module.load_state_dict(saved[0])
 test_loss = evaluate(test_data)
 if rank == 0:
     print(f"test loss {test_loss:.4f}")

@@ -8,7 +8,7 @@ import random
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but imported later it may make Python abort at its exit
+import torch.distributed.nn  # unused, but importing it later can make Python abort at exit
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils.rnn import pad_sequence
@@ -62,7 +62,7 @@ def main(args):
     model = DDP(Tagger().to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     total = tokens = 0
-    # Each backward needs all ranks: one that has run out goes on with nothing until all have.
+    # Each backward needs all ranks: one without data uses `nothing` until all are done.
     nothing = torch.zeros(1, 1, dtype=torch.long), torch.full((1, 1), -100)
     batches = itertools.chain(loader, itertools.repeat(nothing))
     for step, (digits, largest) in enumerate(batches, 1):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but imported later it may make Python abort at its exit
+import torch.distributed.nn  # unused, but importing it later can make Python abort at exit
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
@@ -52,8 +52,11 @@ model = nn.Sequential(
     nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Linear(128, 1)).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 first_epoch = 0
-if os.path.exists(args.checkpoint):
-    checkpoint = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
+checkpoint = [torch.load(args.checkpoint, map_location="cpu", weights_only=True)
+              if rank == 0 and os.path.exists(args.checkpoint) else None]
+dist.broadcast_object_list(checkpoint)  # to the other ranks: they may not see the file
+checkpoint = checkpoint[0]
+if checkpoint:
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     first_epoch = checkpoint["epoch"]

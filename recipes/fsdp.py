@@ -1,13 +1,13 @@
 """Training on one machine, one process per GPU, started by torchrun, which can restart them:
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4 --max-restarts=3 \
--m recipes.fsdp 50 10  # FSDP2: each rank holds a share of weights, gradients and optimizer
-"""
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 --max-restarts=3\
+ --standalone -m recipes.fsdp 50 10  # FSDP2 shards weights, gradients and optimizer state
+Reasons: docs/recipes.md#multigpu_torchrunpy--recipesfsdppy"""
 import os
 import time
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but imported later it may make Python abort at its exit
+import torch.distributed.nn  # unused, but importing it later can make Python abort at exit
 import torch.nn.functional as F
 from torch.distributed.checkpoint import state_dict as state
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -20,11 +20,11 @@ BLOCKS = "EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"  # name what your
 
 
 def ddp_setup(local_rank, args):
-    utils.end_at_ctrl_c()  # also where it waits in a collective
+    utils.end_at_ctrl_c()  # works even inside a collective
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device)  # first of all, or each process uses GPU 0 too
+        torch.accelerator.set_device_index(device)  # before any GPU call, or each also uses GPU 0
     dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None)
     return device
 
@@ -53,7 +53,7 @@ def evaluate(model, loader, device):
         total[0] += (model(images).argmax(dim=1) == labels).sum()
         total[1] += len(labels)
     if len(loader) * loader.batch_size * dist.get_world_size() < len(loader.dataset.dataset):
-        model(images)  # each forward is a collective, and another rank has one batch more
+        model(loader.dataset.dataset[0][0][None].to(device))  # collective: others have a batch more
     dist.all_reduce(total)
     return (total[0] / total[1]).item()
 
@@ -71,31 +71,30 @@ def main(local_rank, args):
     val_loader = DataLoader(val_set, **options)
 
     torch.manual_seed(0)
-    model, mesh = utils.build_model(args.model), dist.init_device_mesh(device.type, (world_size,))
+    model = utils.build_model(args.model)
     if device.type != "cpu":  # BatchNorm over the whole batch; this layer needs a GPU
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     epochs_done = 0
-    checkpoint = [utils.read_checkpoint(args) if rank == 0 else None]
-    checkpoint = checkpoint[0]
+    checkpoint = utils.read_checkpoint(args) if rank == 0 else None
     if checkpoint:
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
-    del checkpoint  # else each process keeps a second copy of model and optimizer
     weights = model.state_dict()
     moments = state.get_optimizer_state_dict(model, optimizer) if epochs_done else {}
     epochs_done = torch.tensor(epochs_done, device=device)
     dist.broadcast(epochs_done, src=0)
-    blocks = [part for part in model.modules() if type(part).__name__ in BLOCKS]
-    for part in [*reversed(blocks), model]:  # inner ones first; the model has what is in no block
-        fully_shard(part, mesh=mesh)
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # of the shares
+    mesh = dist.init_device_mesh(device.type, (world_size,))
+    blocks = [block for block in model.modules() if type(block).__name__ in BLOCKS]
+    for block in [*reversed(blocks), model]:  # innermost first; the root takes everything else
+        fully_shard(block, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # of the shards
     full = state.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
     state.set_model_state_dict(model, weights, options=full)
     if epochs_done:  # not in a new run, where Adam would begin with step 1 instead of 0
         state.set_optimizer_state_dict(model, optimizer, moments, options=full)
-    del weights, moments  # else each rank keeps a whole model on its CPU
+    del checkpoint, weights, moments  # otherwise CPUs keep a whole model and optimizer
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()

@@ -1,8 +1,7 @@
 """Training on one machine, one process per GPU, started by torchrun, which can restart them:
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4 --max-restarts=3 \
--m recipes.large 50 10  # FSDP2 for a model that no process can hold, nor write, alone
-"""
-import io
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 --max-restarts=3\
+ --standalone -m recipes.large 50 10  # a model too large for one process to hold or write
+Reasons: docs/recipes.md#recipesfsdppy--recipeslargepy"""
 import os
 import shutil
 import time
@@ -11,39 +10,27 @@ from functools import partial
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.distributed.nn  # unused, but imported later it may make Python abort at its exit
+import torch.distributed.nn  # unused, but importing it later can make Python abort at exit
 import torch.nn.functional as F
 from torch.distributed.checkpoint import state_dict as state
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import utils
 
 BLOCKS = "EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"  # name what your model repeats
-PRECISION = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
 def ddp_setup(local_rank, args):
-    utils.end_at_ctrl_c()  # also where it waits in a collective
+    utils.end_at_ctrl_c()  # works even inside a collective
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device)  # first of all, or each process uses GPU 0 too
+        torch.accelerator.set_device_index(device)  # before any GPU call, or each also uses GPU 0
     dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None)
     return device
-
-
-def check_shards(folder, rank, world_size):  # each rank checks some of them
-    try:
-        pieces = dcp.FileSystemReader(folder).read_metadata().storage_data.values()
-        for piece in list(pieces)[rank::world_size]:
-            with open(os.path.join(folder, piece.relative_path), "rb") as file:
-                file.seek(piece.offset)
-                utils.check_zip(io.BytesIO(file.read(piece.length)))
-    except Exception as error:
-        utils.stop(f"{folder} cannot be resumed and is left as it was: {error!r}", 1)
 
 
 def train_epoch(model, loader, optimizer, device):
@@ -51,7 +38,7 @@ def train_epoch(model, loader, optimizer, device):
     total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples; read once an epoch
     for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-        loss = F.cross_entropy(model(images).float(), labels)
+        loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -70,7 +57,7 @@ def evaluate(model, loader, device):
         total[0] += (model(images).argmax(dim=1) == labels).sum()
         total[1] += len(labels)
     if len(loader) * loader.batch_size * dist.get_world_size() < len(loader.dataset.dataset):
-        model(images)  # each forward is a collective, and another rank has one batch more
+        model(loader.dataset.dataset[0][0][None].to(device))  # collective: others have a batch more
     dist.all_reduce(total)
     return (total[0] / total[1]).item()
 
@@ -88,45 +75,40 @@ def main(local_rank, args):
     val_loader = DataLoader(val_set, **options)
 
     torch.manual_seed(0)
-    mesh = dist.init_device_mesh(device.type, (world_size,))
+    weights = utils.build_model(args.model).state_dict() if rank == 0 else {}  # drawn, or read
     with torch.device("meta"):  # names and shapes, without memory
         model = utils.build_model(args.model)
     if device.type != "cpu":  # BatchNorm over the whole batch; this layer needs a GPU
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     shapes = model.state_dict()
     if left := {name for name, _ in model.named_buffers()} - {*shapes}:
-        utils.stop(f"buffers in no checkpoint, to be computed after to_empty: {sorted(left)}", 1)
+        utils.stop(f"buffers missing from checkpoints; recompute them after to_empty(): {left}", 1)
     epochs_done = 0
-    checkpoint = [utils.read_checkpoint(args) if rank == 0 else None]
-    checkpoint = checkpoint[0]
+    checkpoint = utils.read_checkpoint(args) if rank == 0 else None
     if checkpoint:
         epochs_done = checkpoint["epoch"]
-    del checkpoint  # else each process keeps a second copy of model and optimizer
     if rank == 0:
         os.makedirs(f"{args.checkpoint}.shards", exist_ok=True)
     epochs_done = torch.tensor(epochs_done, device=device)
     dist.broadcast(epochs_done, src=0)
     if not os.path.isdir(f"{args.checkpoint}.shards"):
         utils.stop(f"--checkpoint {args.checkpoint} is not on storage that all machines share", 1)
-    blocks = [part for part in model.modules() if type(part).__name__ in BLOCKS]
-    for part in blocks:  # keep only its input; backward computes the rest again
-        part.forward = partial(recompute, part.forward, use_reentrant=False)
-    for part in [*reversed(blocks), model]:  # inner ones first; the model has what is in no block
-        fully_shard(part, mesh=mesh, mp_policy=PRECISION)
-    model.to_empty(device=device)  # this rank's shares, yet to be filled
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # of the shares
+    mesh = dist.init_device_mesh(device.type, (world_size,))
+    blocks = [block for block in model.modules() if type(block).__name__ in BLOCKS]
+    for block in blocks:  # keep only its input; backward computes the rest again
+        block.forward = partial(recompute, block.forward, use_reentrant=False)
+    for block in [*reversed(blocks), model]:  # innermost first; the root takes everything else
+        fully_shard(block, mesh=mesh)
+    model.to_empty(device=device)  # this rank's shards, yet to be filled
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # of the shards
+    full = state.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
+    state.set_model_state_dict(model, weights, options=full)
     folder = f"{args.checkpoint}.shards/{epochs_done}"
-    if epochs_done:
-        check_shards(folder, rank, world_size)
+    if epochs_done:  # not in a new run, where Adam would begin with step 1 instead of 0
         saved = dict(zip(("model", "optimizer"), state.get_state_dict(model, optimizer)))
-        dcp.load(saved, checkpoint_id=folder)  # this rank's shares, whichever ranks wrote them
-        state.set_state_dict(model, optimizer, model_state_dict=saved["model"],
-                             optim_state_dict=saved["optimizer"])
-    else:  # drawn, or read, by rank 0
-        weights = utils.build_model(args.model).state_dict() if rank == 0 else {}
-        full = state.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        state.set_model_state_dict(model, weights, options=full)
-        del weights
+        dcp.load(saved, checkpoint_id=folder)  # fills the model in place
+        state.set_optimizer_state_dict(model, optimizer, saved["optimizer"])
+    del weights  # a whole model
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
@@ -139,11 +121,7 @@ def main(local_rank, args):
         if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
             previous, folder = folder, f"{args.checkpoint}.shards/{epoch + 1}"
             saved = dict(zip(("model", "optimizer"), state.get_state_dict(model, optimizer)))
-            try:
-                dcp.save({**saved, "epoch": epoch + 1}, checkpoint_id=folder)  # its own shares
-            except dcp.CheckpointException as error:  # it hides a full disk
-                free = shutil.disk_usage(folder).free
-                utils.stop(f"{folder} was not saved; {free:,} bytes are free there: {error!r}", 1)
+            dcp.save({**saved, "epoch": epoch + 1}, checkpoint_id=folder)  # each rank its shards
         if rank != 0:
             continue  # rank 0 alone prints and saves: no collective in the rest of this loop
         utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)

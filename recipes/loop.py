@@ -1,7 +1,7 @@
 """Training on one machine, one process per GPU, started by torchrun, which can restart them:
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4 --max-restarts=3 \
--m recipes.loop 50 10  # AdamW in two groups, schedule, clipping, EMA, best model, early stop
-"""
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 --max-restarts=3\
+ --standalone -m recipes.loop 50 10  # AdamW groups, schedule, clipping, EMA, best model, early stop
+Reasons: docs/recipes.md#multigpu_torchrunpy--recipeslooppy"""
 import math
 import os
 import time
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but imported later it may make Python abort at its exit
+import torch.distributed.nn  # unused, but importing it later can make Python abort at exit
 import torch.nn.functional as F
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -22,11 +22,11 @@ PATIENCE = 10  # epochs without a better accuracy; a cosine gives most of its ga
 
 
 def ddp_setup(local_rank, args):
-    utils.end_at_ctrl_c()  # also where it waits in a collective
+    utils.end_at_ctrl_c()  # works even inside a collective
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device)  # first of all, or each process uses GPU 0 too
+        torch.accelerator.set_device_index(device)  # before any GPU call, or each also uses GPU 0
     dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None)
     return device
 

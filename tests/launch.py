@@ -1,10 +1,8 @@
-"""Starts the scripts as a user does (start, run), or forks their ranks (train)."""
+"""Starts the scripts as a user does (start, run), or forks their ranks (train), and reads what they print and save."""
 import contextlib
 import functools
-import gc
 import multiprocessing.forkserver
 import os
-import random
 import re
 import runpy
 import shutil
@@ -16,45 +14,42 @@ import time
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
 import torch.distributed
 import torch.multiprocessing
-from torch.distributed.device_mesh import DeviceMesh
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = ROOT / "tests/first"  # on Python's path, has processes start sooner
 ARROWS = [*dict.fromkeys(arrow for chapter in ("docs/diffs.md", "docs/recipes.md")  # from base to script
                          for arrow in re.findall(r"<!-- diff (\S+) (\S+) ", (ROOT / chapter).read_text()))]
 SCRIPTS = ["single_gpu.py", *(new for _, new in ARROWS if not new.startswith("recipes/"))]
-BY_TORCHRUN = [script for script in SCRIPTS if "utils.check_torchrun(" in (ROOT / script).read_text()]
+BY_TORCHRUN = ["multigpu_torchrun.py", "multinode.py"]
 RECIPES = sorted(f"recipes/{file.name}" for file in ROOT.glob("recipes/*.py"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-SGD = "torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)"  # the scripts' line
+RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+PACKAGES = {"ip": "iproute2", "nft": "nftables", "munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd",
+            "srun": "slurm-client", "chromium": "chromium", "g++": "g++"}  # Debian's, by a command that each brings
+
+# Optimizers, in the place of the scripts' line
+SGD = "torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)"
 ADAMW = "torch.optim.AdamW(model.parameters(), lr=args.lr)"
 TWO_RATES = """torch.optim.SGD([{"params": model[:-1].parameters(), "lr": args.lr / 2},
                                  {"params": model[-1].parameters()}], lr=args.lr, momentum=0.9)"""
-RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+# Lines that a process runs before the script
 IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where the order of a sum hardly matters
+EXACT_ON_GPUS = "import torch; torch.backends.cudnn.allow_tf32 = False; torch.use_deterministic_algorithms(True)\n"
 AS_PYTHON_3_14_DOES = "import multiprocessing\nmultiprocessing.set_start_method('forkserver')\n"  # loader workers
-PACKAGES = {"ip": "iproute2", "nft": "nftables", "munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd",
-            "srun": "slurm-client", "chromium": "chromium", "g++": "g++"}  # Debian's, by a command that each brings
+
 started = []  # all jobs of a test
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and all that they start, ignore Ctrl-C
 
 
 def needs(*commands):
     """Skip what cannot run without these; conftest.py says at the end what to install."""
     if missing := [PACKAGES[command] for command in commands if not shutil.which(command)]:
         pytest.skip(f"for want of {', '.join(missing)}")
-
-
-def by_chance():
-    """Random numbers for a test. Where it fails pytest shows the line that repeats them."""
-    seed = os.environ.get("SEED") or str(random.randrange(10**6))
-    print(f"SEED={seed} draws the same random numbers again")
-    return random.Random(seed)
 
 
 def copy_project(folder):
@@ -73,8 +68,7 @@ class Job:
         name, value = self.mark.split("=")
         self.process = subprocess.Popen(
             [str(word) for word in command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.errors,
-            text=True, start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(QUICK), name: value, **env})
+            text=True, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", **first(), name: value, **env})
         started.append(self)
 
     def read(self):
@@ -126,9 +120,26 @@ class Job:
         self.process.wait()
 
 
-def first(lines):
+# What an import leaves is not garbage: a process that does not look through it has torch in 1.0 instead of 1.4 seconds of CPU
+# time, and one that trains starts in 2.1 instead of 3.0.
+SOONER = """
+import gc, sys
+if "resource_tracker" not in " ".join(sys.orig_argv):  # the one process that needs no torch
+    gc.disable()
+    import torch{modules}
+    gc.enable()
+    gc.freeze()
+"""
+
+
+scratch = functools.cache(lambda: tempfile.TemporaryDirectory(prefix="first-"))  # gone when Python ends
+
+
+def first(lines="", modules=""):
     """An environment in which every Python process runs these lines before all others."""
-    return {"FIRST": lines, "PYTHONPATH": f"{QUICK}:{ROOT}"}
+    folder = Path(tempfile.mkdtemp(dir=scratch().name))
+    (folder / "sitecustomize.py").write_text(SOONER.replace("{modules}", modules) + lines)
+    return {"PYTHONPATH": f"{folder}:{ROOT}"}
 
 
 def after(function, expression):
@@ -161,15 +172,22 @@ def hold_for_a_signal(step):
 FILLS_UP = "import resource\n" + after("os.replace", "resource.setrlimit(resource.RLIMIT_FSIZE, (100 * 1024, 100 * 1024))")
 
 
-def start(script, *arguments, processes=2, torchrun=(), device="cpu", before="", **env):
-    """Start a script by its command line; without a device it takes the one that it finds."""
+def device_options(processes):
+    """The device of pytest's --device. Processes that share a GPU can do so by gloo alone."""
+    device = os.environ.get("TEST_DEVICE", "cpu")
+    shared = device != "cpu" and processes > torch.accelerator.device_count()
+    return ["--device", device, *(["--backend", "gloo"] if shared else [])]
+
+
+def start(script, *arguments, processes=2, torchrun=(), device=True, before="", **env):
+    """Start a script by its command line. device=False: it chooses its device itself."""
     line = [sys.executable]
     if script in BY_TORCHRUN or script.startswith("recipes/"):
         line = [*TORCHRUN, "--standalone", f"--nproc_per_node={processes}", *torchrun]
     line += ["-m", script[:-3].replace("/", ".")] if script.startswith("recipes/") else [ROOT / script]
     line += ["-g", processes] if script == "multigpu_spawn.py" else []
-    line += ["--device", device] if device else []
-    env |= first(before) if before or script.startswith("recipes/") else {}
+    line += device_options(processes) if device else []
+    env |= first(before) if before else {}
     return Job([*line, *arguments], **env)
 
 
@@ -185,21 +203,14 @@ forks = multiprocessing.get_context("forkserver")
 
 @functools.cache  # once for all
 def start_server():
-    forks.set_forkserver_preload(["frozen"])
-    with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT / "tests")):
+    """Ranks are forked from it: it has imported all that takes them seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", first(modules="._dynamo, torch.distributed.nn, torchvision.models")["PYTHONPATH"])
         multiprocessing.forkserver.ensure_running()
 
 
-def check_gone(destroy=lambda: None):
-    """Nothing may hold the process group then, DDP least of all: torch 2.11 hangs where DDP is the last to drop it."""
-    destroy()
-    if any(type(each) is DeviceMesh for each in gc.get_objects()):
-        return  # it holds the group, and DTensor's caches hold it: torch 2.14 and 2.15 have no supported call to empty them
-    threads = [thread.read_text() for thread in Path("/proc/self/task").glob("*/comm")]
-    assert "gloo" not in "".join(threads), "gloo's threads are still there"
-
-
-def be_rank(rank, script, arguments, cwd, output, environment, before, keeps_group):
+def be_rank(rank, script, arguments, cwd, output, environment, before):
+    """A process that has torch already becomes what a launcher starts."""
     os.chdir(cwd)
     for stream in (1, 2):
         os.dup2(os.open(f"{output}/{stream}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
@@ -209,24 +220,19 @@ def be_rank(rank, script, arguments, cwd, output, environment, before, keeps_gro
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # of loader workers; what is forked here has another default
     torch.multiprocessing.spawn = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
-    if not keeps_group:
-        torch.distributed.destroy_process_group = functools.partial(check_gone, torch.distributed.destroy_process_group)
+    if os.environ.get("TEST_DEVICE", "cpu") != "cpu":
+        exec(EXACT_ON_GPUS)
     exec(before, {})
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(ROOT))
     runpy.run_path(str(ROOT / script), run_name="__main__")
-    if not keeps_group:
-        check_gone()
 
 
-def train(script, *arguments, processes=2, device="cpu", before="", status=0, cwd=".", keeps_group=False, **environment):
-    """Like run, but ranks are forked from a process that has torch, which takes seconds to start. 0 processes: no launcher.
-
-    keeps_group: what the script uses holds the process group, as Accelerate and Fabric do.
-    """
-    arguments += ("--device", device) if device else ()
+def train(script, *arguments, processes=2, device=True, before="", status=0, cwd=".", **environment):
+    """Like run, but ranks are forked from a process that has torch, which takes seconds to start. 0 processes: no launcher."""
     name = Path(script).name  # also of a copy
-    arguments += ("-g", processes) if name == "multigpu_spawn.py" and processes else ()
+    options = device_options(processes) if device else []
+    options += ["-g", processes] if name == "multigpu_spawn.py" and processes else []
     if name in {*SCRIPTS} - {*BY_TORCHRUN}:
         processes = 0
     if processes:
@@ -235,9 +241,9 @@ def train(script, *arguments, processes=2, device="cpu", before="", status=0, cw
                         "MASTER_PORT": store.port, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     start_server()
     with tempfile.TemporaryDirectory() as output:
-        options = (str(script), [*map(str, arguments)], os.path.abspath(cwd), output,
-                   {name: str(value) for name, value in environment.items()}, before, keeps_group)
-        ranks = [forks.Process(target=be_rank, args=(rank, *options)) for rank in range(processes or 1)]
+        given = (str(script), [*map(str, [*options, *arguments])], os.path.abspath(cwd), output,
+                 {name: str(value) for name, value in environment.items()}, before)
+        ranks = [forks.Process(target=be_rank, args=(rank, *given)) for rank in range(processes or 1)]
         for process in ranks:
             process.start()
         try:
@@ -273,7 +279,7 @@ def check_close(printed, expected, loss=1e-3, accuracy=100 / 509 + 0.01):  # one
 
 
 def load(path):
-    return torch.load(path, weights_only=True)
+    return torch.load(path, weights_only=True, map_location="cpu")
 
 
 def check_equal(path, expected):

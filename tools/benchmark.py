@@ -1,38 +1,77 @@
-"""What each launch style costs on this machine: python tools/benchmark.py
+"""Prints what each launch style costs on this machine, as a table: python tools/benchmark.py
 
 It starts the scripts by their command lines and reads what they print. The rounds are interleaved,
 a figure is the median over them, and a ratio is taken within a round, because machines drift. Each
 process has one thread on the CPU, as torchrun gives it, also where it is the only one.
 """
 import argparse
-import importlib.metadata
-import json
 import os
-import platform
 import re
 import statistics
+import subprocess
 import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import torch
-from timed_run import ROOT, WARM_UP, run, run_apart, visible_gpus
 
+ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import utils
 
-DDP_SCRIPTS = ("multigpu_spawn.py", "multigpu_torchrun.py", "multinode.py")
+SCRIPTS = ("single_gpu.py", "dp.py", "multigpu_spawn.py", "multigpu_torchrun.py", "multinode.py")
+EPOCH = re.compile(r"epoch +\d+/\d+ \| loss (\S+) \| accuracy \S+% \| (\S+) samples/s")
+WARM_UP = 2  # epochs left out
+HEAD = ("style", "processes", "samples/s", "speed-up", "relative to independent runs",
+        "seconds to the first epoch's end", "memory of the largest process, MB", "final loss")
+
+
+def parse_args(gpus):
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--scripts", nargs="+", choices=SCRIPTS, default=SCRIPTS, metavar="SCRIPT",
+        help="what to compare with single_gpu.py (default: all)")
+    add("--gpus", type=utils.count, nargs="+", metavar="N", help="numbers of processes, one for "
+        "each GPU, or where there is none on the CPU's cores (default: 1, 2, 4, ... and all)")
+    add("--model", default="cnn", help="(default: cnn)")
+    add("--dataset", default="synthetic", help="(default: synthetic)")
+    add("--batch-size", type=utils.count, default=960,
+        help="samples a step over all devices (default: 960)")
+    add("--epochs", type=utils.count, default=200 if gpus else 12,
+        help=f"of a run; {WARM_UP} of them warm up (default: %(default)s)")
+    add("--rounds", type=utils.count, default=3, help="of all the runs (default: 3)")
+    args = parser.parse_args()
+    if args.epochs <= WARM_UP:
+        parser.error(f"argument --epochs: {args.epochs} is not above {WARM_UP}, which warm up")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    most = gpus or cores
+    usual = [n for n in (1, 2, 4, 8, 16, most) if n <= most and args.batch_size % n == 0]
+    args.gpus = sorted({*(args.gpus or usual)})
+    return args
+
+
+def visible_gpus():
+    if not torch.cuda.is_available():
+        return []
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()  # fewer than given, where some do not exist
+    return given.split(",")[:count] if given else [str(i) for i in range(count)]
 
 
 def jobs_of(args):
     """What a round consists of: name, processes and devices, and how to measure it."""
     jobs = {("single_gpu.py", 1, 1): partial(run, "single_gpu.py", 1, args, args.batch_size)}
-    for n in args.gpus if visible_gpus() else [1]:
-        name = "dp.py" if n == 1 else f"dp.py on {n} GPUs"
-        jobs[name, 1, n] = partial(run, "dp.py", n, args, args.batch_size)
-    for n in args.gpus:
-        for script in DDP_SCRIPTS:
-            jobs[script, n, n] = partial(run, script, n, args, args.batch_size)
+    for script in args.scripts:
+        for n in args.gpus:
+            if script == "dp.py" and (n == 1 or visible_gpus()):
+                jobs["dp.py" if n == 1 else f"dp.py on {n} GPUs", 1, n] = partial(
+                    run, script, n, args, args.batch_size)
+            elif script not in ("single_gpu.py", "dp.py"):
+                jobs[script, n, n] = partial(run, script, n, args, args.batch_size)
     for n in sorted({2, max(args.gpus)} & {*args.gpus} - {1}):
         share = args.batch_size // n
         jobs[alone(share), 1, 1] = partial(run, "single_gpu.py", 1, args, share)
@@ -44,18 +83,45 @@ def alone(batch_size):
     return f"single_gpu.py --batch-size {batch_size}"
 
 
-def spread(values, digits=0):
-    if not values:
-        return ""
-    low, middle, high = min(values), statistics.median(values), max(values)
-    return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
+def run(script, devices, args, batch_size, first_device=0):
+    """One run of a script: its speed, the seconds to its first epoch, its memory, its last loss."""
+    command = [sys.executable, str(ROOT / script)]
+    if script in ("multigpu_torchrun.py", "multinode.py"):
+        command[1:1] = ["-m", "torch.distributed.run", "--standalone",
+                        f"--nproc_per_node={devices}"]
+    command += [str(args.epochs), str(args.epochs), "--batch-size", str(batch_size), "--model",
+                args.model, "--dataset", args.dataset, "--data-dir", str(ROOT / "data")]
+    if script == "multigpu_spawn.py":
+        command += ["-g", str(devices)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if gpus := visible_gpus():
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first_device:first_device + devices])
+    first, losses, seconds = None, [], []
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
+        start = time.perf_counter()
+        process = subprocess.Popen(command, cwd=folder, env=env, text=True,
+                                   stdout=subprocess.PIPE, stderr=errors)
+        for line in process.stdout:
+            if epoch := EPOCH.match(line):
+                first = first or time.perf_counter() - start
+                losses.append(float(epoch[1]))
+                seconds.append(1 / float(epoch[2].replace(",", "")))  # a sample, in this epoch
+        _, process.returncode, usage = os.wait4(process.pid, 0)  # usage: also of what it waited for
+        if process.returncode:
+            errors.seek(0)
+            sys.exit(f"{' '.join(command)} failed:\n{errors.read()}")
+    return {"samples/s": 1 / statistics.mean(seconds[WARM_UP:]), "first epoch, s": first,
+            "memory, MB": usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),
+            "loss": losses[-1]}
 
 
-def figures(row):
-    column = {name: [run[name] for run in row["runs"]] for name in row["runs"][0]}
-    return [row["style"], row["processes"], spread(column["samples/s"]), spread(row["speed-up"], 2),
-            spread(row["of as many apart"], 2), f"{statistics.median(column['first epoch, s']):.1f}",
-            f"{statistics.median(column['memory, MB']):,.0f}", f"{column['loss'][-1]:.4f}"]
+def run_apart(devices, args, batch_size):
+    """As many single_gpu.py at once: all the arithmetic of a DDP job, and no communication."""
+    with ThreadPoolExecutor(devices) as pool:
+        runs = list(pool.map(lambda device: run("single_gpu.py", 1, args, batch_size, device),
+                             range(devices)))
+    return {name: (sum if name == "samples/s" else max)(run[name] for run in runs)
+            for name in runs[0]}
 
 
 def measure(args, jobs):
@@ -69,59 +135,31 @@ def measure(args, jobs):
     return measured
 
 
-def cpu_model():
-    cpus = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", cpus.read_text()) if cpus.exists() else []
-    return names[0] if names else platform.processor()
+def ratios(runs, others):
+    return [run["samples/s"] / other["samples/s"] for run, other in zip(runs, others)]
+
+
+def spread(values, digits=0):
+    if not values:
+        return ""
+    low, middle, high = min(values), statistics.median(values), max(values)
+    return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
 
 
 def main():
-    gpus = len(visible_gpus())
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0],
-                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    add = parser.add_argument
-    add("--gpus", type=utils.count, nargs="+", metavar="N", help="numbers of processes, one for "
-        "each GPU, or where there is none on the CPU's cores (default: 1, 2, 4, … and all)")
-    add("--model", default="cnn")
-    add("--dataset", default="synthetic")
-    add("--batch-size", type=utils.count, default=960, help="samples a step over all devices")
-    add("--epochs", type=utils.count, default=200 if gpus else 12,
-        help=f"of a run; {WARM_UP} of them warm up")
-    add("--rounds", type=utils.count, default=3, help="of all the runs")
-    add("--output", type=Path, default=ROOT / "docs/benchmark.json", help="the record")
-    args = parser.parse_args()
-    most = gpus or cores
-    args.gpus = sorted({*(args.gpus or (n for n in (1, 2, 4, 8, 16, most)
-                                        if n <= most and args.batch_size % n == 0))})
-    if args.epochs <= WARM_UP:
-        parser.error(f"argument --epochs: {args.epochs} is not above {WARM_UP}, which warm up")
-    if not os.access(args.output.parent, os.W_OK):
-        parser.error(f"argument --output: nothing can be written to {args.output.parent}")
-
+    args = parse_args(len(visible_gpus()))
     measured = measure(args, jobs_of(args))
-
-    def ratios(runs, to):
-        return [run["samples/s"] / other["samples/s"] for run, other in zip(runs, to)]
-
-    rows = []
+    rows = [HEAD, ["---"] * len(HEAD)]
     for (style, processes, devices), runs in measured.items():
         apart = measured.get((alone(args.batch_size // devices), devices, devices), [])
-        rows.append({"style": style, "processes": processes, "devices": devices, "runs": runs,
-                     "speed-up": ratios(runs, measured["single_gpu.py", 1, 1]),
-                     "of as many apart": ratios(runs, apart) if style in DDP_SCRIPTS else []})
-    head = ["style", "processes", "samples/s", "speed-up", "relative to independent runs",
-            "seconds to the first epoch's end", "memory of the largest process, MB", "final loss"]
-    for line in (head, ["---"] * len(head), *map(figures, rows)):
-        print(f"| {' | '.join(map(str, line))} |")
-
-    record = {"command": " ".join(["python", "tools/benchmark.py", *sys.argv[1:]]),
-              "torch": torch.__version__, "torchvision": importlib.metadata.version("torchvision"),
-              "python": platform.python_version(), "system": platform.system(),
-              "cpu": cpu_model(), "cores": cores, "OMP_NUM_THREADS": "1",
-              "gpus": [torch.cuda.get_device_name(i) for i in range(gpus)],
-              "rows": rows}
-    args.output.write_text(json.dumps(record, indent=1) + "\n")
+        rows.append([style, processes, spread([run["samples/s"] for run in runs]),
+                     spread(ratios(runs, measured["single_gpu.py", 1, 1]), 2),
+                     spread(ratios(runs, apart), 2) if style in SCRIPTS[2:] else "",
+                     f"{statistics.median(run['first epoch, s'] for run in runs):.1f}",
+                     f"{statistics.median(run['memory, MB'] for run in runs):,.0f}",
+                     f"{runs[-1]['loss']:.4f}"])
+    for row in rows:
+        print(f"| {' | '.join(map(str, row))} |")
 
 
 if __name__ == "__main__":

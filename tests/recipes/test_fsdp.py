@@ -3,7 +3,8 @@ import re
 from pathlib import Path
 
 import pytest
-from launch import IN_FLOAT64, ROOT, TWO_RATES, after, check_equal, figures, load, run, train, with_optimizer
+from chapters import CHAPTERS, in_ranks
+from launch import IN_FLOAT64, ROOT, TWO_RATES, after, check_close, check_equal, figures, load, train, with_optimizer
 
 # Bytes that an optimizer step works on. Gradients of one block share a store.
 LOGS_BYTES = after("torch.optim.SGD.step", """sum({
@@ -31,27 +32,40 @@ def test_fsdp_and_single_gpu_go_on_from_each_other_with_the_rates_of_the_file_as
     check_equal("run.pt", "single_gpu.pt")
 
 
-def test_it_ends_well_as_it_is_started():
-    run("recipes/fsdp.py", 1)
+def test_with_more_ranks_than_held_out_samples_all_attend_each_forward(fashion_mnist):
+    options = 1, "--batch-size", 3, *fashion_mnist(6, 2)
+    assert figures(train("recipes/fsdp.py", *options, processes=3).stdout).keys() == {1}
+
+
+def test_bfloat16_as_the_chapter_has_it_changes_the_losses_by_no_more_than_its_digits(small):
+    precision, = re.findall(r", (mp_policy=MixedPrecisionPolicy\([^`]*\))\)`", CHAPTERS[ROOT / "docs/recipes.md"])
+    text = (ROOT / "recipes/fsdp.py").read_text()
+    for line, changed in (("import fully_shard", "import MixedPrecisionPolicy, fully_shard"),
+                          ("mesh=mesh)", f"mesh=mesh, {precision})"), ("(images), labels", "(images).float(), labels")):
+        assert text.count(line) == 1
+        text = text.replace(line, changed)
+    Path("bfloat16.py").write_text(text)
+    options = 2, "--model", "vit", "--lr", 0.002, *small
+    found, whole = (train(script, *options).stdout for script in (Path("bfloat16.py").resolve(), "recipes/fsdp.py"))
+    check_close(figures(found), figures(whole), loss=0.01, accuracy=5)
+    assert found != whole
+
+
+@pytest.mark.parametrize("model", ["resnet18", "vit"])
+def test_layers_with_batchnorm_and_attention_train_as_they_do_whole(model, fashion_mnist):
+    options = 1, "--model", model, "--batch-size", 20, *fashion_mnist(40, 21)
+    whole = figures(train("multigpu_torchrun.py", *options, before=IN_FLOAT64).stdout)
+    assert figures(train("recipes/fsdp.py", *options, before=IN_FLOAT64).stdout) == whole
+    check_equal("fsdp.pt", "multigpu_torchrun.pt")
 
 
 LINES = """
-import copy
-import torch
-import torch.distributed as dist
-import torch.distributed.nn
 from types import SimpleNamespace
 from torch.distributed.checkpoint import state_dict as state
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.nn import functional as F
+from torch.distributed.fsdp import fully_shard
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 import utils
-
-torch.set_default_dtype(torch.float64)
-torch.manual_seed(0)
-dist.init_process_group("gloo")
-rank, world_size, device, gpus = dist.get_rank(), dist.get_world_size(), torch.device("cpu"), 2
-args, BLOCKS = SimpleNamespace(model="vit"), ("EncoderBlock",)
+device, gpus, args, BLOCKS = torch.device("cpu"), 2, SimpleNamespace(model="vit"), ("EncoderBlock",)
 {mesh}
 model = utils.build_model(args.model)
 alone, slow = copy.deepcopy(model), copy.deepcopy(model)
@@ -83,23 +97,14 @@ for step in range(3):
 assert len(best) == (len(weights) if rank == 0 else 0)
 for name, tensor in best.items():
     torch.testing.assert_close(tensor, slow.state_dict()[name], rtol=1e-9, atol=1e-12)
-del model, ema, pair, schedules, optimizer
-dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_the_chapters_lines_accumulate_clip_average_and_copy_shards_as_one_process_does(processes):
-    """With four processes, two machines of two."""
-    chapter = (ROOT / "docs/recipes.md").read_text().partition("## Under FSDP2")[2].partition("\n## ")[0]
-    blocks = re.findall(r"```python\n(.*?)\n```", chapter, re.DOTALL)
-    lines = dict(zip(("shards", "weights", "average", "best"), blocks, strict=True))
+def test_the_chapters_lines_accumulate_clip_average_and_copy_shards_as_one_process_does():
+    """On two machines of two processes, as the chapter's mesh has it."""
+    chapter = CHAPTERS[ROOT / "docs/recipes.md"].partition("## Under FSDP2")[2].partition("\n## ")[0]
+    found = re.findall(r"```python\n(.*?)\n```", chapter, re.DOTALL)
+    lines = dict(zip(("shards", "weights", "average", "best"), found, strict=True))
     for name, begins in (("sync", r"model\.set_requires"), ("mesh", "mesh = "), ("norm", r"norm\.")):
         lines[name], = re.findall(f"`({begins}[^`]*)`", chapter)
-    text = LINES
-    for name, line in lines.items():
-        text = text.replace(f"{{{name}}}", line)
-    Path("lines.py").write_text(text)
-    train(Path("lines.py").resolve(), processes=processes, device=None)
-    precision, = re.findall(r"mp_policy=(MixedPrecisionPolicy\([^`]*\))\)`", chapter)
-    assert f"PRECISION = {precision}\n" in (ROOT / "recipes/large.py").read_text()
+    in_ranks(re.sub(r"\{(\w+)\}", lambda place: lines[place[1]], LINES), processes=4)

@@ -18,7 +18,7 @@ def merged(*recipes):
         file.write_text("".join(base))
     for recipe in recipes:
         lines = (ROOT / f"recipes/{recipe}.py").read_text().splitlines(keepends=True)
-        lines[2] = base[2]  # which command starts it
+        lines[2:4] = base[2:3]  # which command starts it, and where its reasons stand
         added += Counter(lines) - Counter(base)
         Path("recipe.py").write_text("".join(lines))
         subprocess.run(["git", "merge-file", together, "base.py", "recipe.py"], check=True)
@@ -28,17 +28,10 @@ def merged(*recipes):
 
 def test_an_ema_under_bfloat16_is_evaluated_by_its_own_weights():
     """Which lag behind so early: the live model is far better."""
-    options = 8, "--batch-size", 480, "--lr", 0.009
+    options = 4, "--batch-size", 240, "--lr", 0.009
     averaged = figures(train("recipes/loop.py", *options).stdout)
     found = figures(train(merged("loop", "bf16").resolve(), *options).stdout)
     check_close(found, averaged, loss=0.02, accuracy=5)
-
-
-def test_a_profile_of_fsdp_has_what_it_gathers():
-    train(merged("profiler", "fsdp").resolve(), 2)
-    for rank in (0, 1):
-        trace = json.loads(Path(f"profiler_fsdp.pt.rank{rank}.json").read_text())
-        assert len(spans(trace, "ProfilerStep#")) == 3 and spans(trace, "FSDP::all_gather")
 
 
 def test_accumulation_bfloat16_compilation_and_a_profile_go_together():

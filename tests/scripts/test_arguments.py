@@ -1,4 +1,5 @@
 """An argument does what it says, or the run ends in one line that names it, before anything is written."""
+import ast
 import gzip
 import hashlib
 import re
@@ -6,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch import BY_TORCHRUN, RECIPES, ROOT, Job, figures, run, train
+from launch import BY_TORCHRUN, ROOT, Job, figures, run, train
 
 BAD = {  # script and arguments; what the line says
     "single_gpu.py many": "argument total_epochs: 'many' is not a whole number of at least 1",
@@ -27,17 +28,18 @@ BAD = {  # script and arguments; what the line says
     "multigpu_spawn.py -g 0": "argument -g/--gpus",
     "multigpu_spawn.py -n 2": "argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT",
     "multigpu_spawn.py -nr 1": "argument -nr/--node-rank: 1 is not below -n 1",
-    "multinode.py": "start it with its launcher: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --nproc_per_node=4",
-    **dict.fromkeys(["multigpu_torchrun.py", *RECIPES],
-                    "start it with its launcher: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node=4")}
+    "multinode.py": "start it with its launcher: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 "
+                    "--max-restarts=3 --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 multinode.py 50 10\n",
+    "recipes/bf16.py": "start it with its launcher: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 "
+                       "--max-restarts=3 --standalone -m recipes.bf16 50 10\n"}
 
 
 @pytest.mark.parametrize("command", BAD)
 def test_a_bad_argument_ends_the_run_in_one_line_and_writes_nothing(command, folder):
     script, *arguments = command.split()
     batch_step = {"SLURM_JOB_ID": 1, "SLURM_NTASKS": 2, "SLURM_PROCID": 0}  # as sbatch sets them, before any srun
-    job = train(script, *arguments, processes=0, device=None, status=2, **batch_step)
-    assert job.stderr.startswith(f"{script.removeprefix('recipes/')}: ") and BAD[command] in job.stderr
+    job = train(script, *arguments, processes=0, device=False, status=2, **batch_step)
+    assert job.stderr.startswith(f"{Path(script).name}: ") and BAD[command] in job.stderr
     assert job.stderr.count("\n") == 1 and job.stdout == "" and not list(folder.iterdir())
 
 
@@ -59,23 +61,23 @@ def test_more_processes_than_gpus_are_refused_unless_they_may_share_them():
     here = {"processes": 3, "before": """import torch
 torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
 torch.accelerator.device_count = lambda: 2"""}
-    spawn = train("multigpu_spawn.py", device=None, status=2, **here)
+    spawn = train("multigpu_spawn.py", device=False, status=2, **here)
     assert "argument -g/--gpus: nccl needs a GPU for each process, but with --device cuda there are 2 for 3" in spawn.stderr
-    assert "argument --backend: nccl needs a GPU" in train("multinode.py", device=None, status=2, **here).stderr
+    assert "argument --backend: nccl needs a GPU" in train("multinode.py", device=False, status=2, **here).stderr
     assert "processes: 3, device: cpu, backend: gloo" in train("multigpu_spawn.py", 1, **here).stdout
 
 
 @pytest.mark.parametrize("script", BY_TORCHRUN)
-def test_help_needs_no_launcher(script):
+def test_help_needs_no_launcher_and_shows_each_command_on_a_line_of_its_own(script):
     job = train(script, "--help", processes=0)
     assert "--checkpoint" in job.stdout and job.stderr == ""
+    assert ast.get_docstring(ast.parse((ROOT / script).read_text())) in job.stdout
 
 
-@pytest.mark.parametrize("script, dataset", [("single_gpu.py", "MNIST"), ("multigpu_spawn.py", "CIFAR10")])
-def test_a_failed_download_is_one_line(script, dataset):
+def test_a_failed_download_is_one_line():
     """No name resolves where the only proxy is a port that nobody listens on."""
     nowhere = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
-    job = train(script, 1, "--dataset", dataset, status=1, **nowhere)
+    job = train("multigpu_spawn.py", 1, "--dataset", "CIFAR10", status=1, **nowhere)
     assert "was neither read from data nor downloaded" in job.stderr and job.stderr.count("\n") == 1
 
 

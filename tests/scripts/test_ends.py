@@ -24,7 +24,6 @@ def test_an_exception_in_one_rank_ends_all_and_is_shown(script):
     ("single_gpu.py", 0, "starter", signal.SIGTERM, " 1/1000"),
     ("single_gpu.py", 1, "starter", signal.SIGKILL, " 1/1000"),
     ("multigpu_spawn.py", 1, "starter", signal.SIGINT, " 1/1000"),
-    ("multigpu_spawn.py", 0, "starter", signal.SIGTERM, " 1/1000"),
     ("multigpu_spawn.py", 0, "starter", signal.SIGKILL, " 1/1000"),
     ("multigpu_torchrun.py", 0, "all", signal.SIGINT, " 1/1000"),
     ("multigpu_torchrun.py", 1, "starter", signal.SIGTERM, "processes")])
@@ -52,6 +51,16 @@ def test_ctrl_c_ends_a_rank_that_waits_for_another_in_a_collective():
         time.sleep(0.5)
     os.kill(job.process.pid, signal.SIGINT)
     job.wait_until_gone(waiting)
+
+
+def test_importing_utils_leaves_ctrl_c_to_a_notebook_and_works_in_a_thread():
+    code = """import signal, threading
+thread = threading.Thread(target=__import__, args=["utils"])
+thread.start()
+thread.join()
+print(signal.getsignal(signal.SIGINT).__name__)"""
+    job = Job([sys.executable, "-c", code], PYTHONPATH=str(ROOT))
+    assert job.wait() == 0 and (job.stdout, job.stderr) == ("default_int_handler\n", "")
 
 
 def test_runs_side_by_side_end_well_with_the_same_weights_and_nothing_of_gloo_left():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launch import QUICK, Job, needs
+from launch import IN_FLOAT64, ROOT, TORCHRUN, Job, figures, first, needs, train
 
 # What $1 to $4 are: name, address, switch and folder.
 SWITCH = """
@@ -94,11 +94,27 @@ def two_hosts(folder):
         shell("for name do rm -rf /etc/netns/$name; ip netns del $name || true; done", *addresses, switch)
 
 
+def torchrun(hosts, options, *arguments, **env):
+    """multinode.py by the same line on each host, but for its number, which a static rendezvous needs."""
+    line = [ROOT / "multinode.py", "--device", "cpu", *arguments]
+    return [host.start(*TORCHRUN, *options.split(), f"--node_rank={rank}", *line, **env) for rank, host in enumerate(hosts)]
+
+
+def end(jobs):
+    """What the first one printed, once all have ended well."""
+    assert [job.wait() for job in jobs] == [0] * len(jobs), "\n".join(job.stdout + job.stderr for job in jobs)
+    return figures(jobs[0].stdout)
+
+
+def on_one_device(epochs, *data):
+    return figures(train("single_gpu.py", epochs, *data, before=IN_FLOAT64).stdout)
+
+
 class Slurm:
     def __init__(self, hosts, folder):
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in an active environment
         self.hosts = hosts
-        self.environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(QUICK),
+        self.environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **first(),
                             "SLURM_CONF": f"{folder}/slurm.conf"}
 
     def run(self, *words, **env):

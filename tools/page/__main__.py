@@ -1,10 +1,11 @@
 """Brings docs/diffs.md, docs/recipes.md and docs/index.html up to date:
-python tools/render.py [--check]
+python tools/page [--check]
 
 A diff in a chapter stands between `<!-- diff OLD NEW 1 -->` and `<!-- end -->`: the first hunk, or
-`2-4`. The text below, to the next place or heading, is the reason, which the page shows too. Which
-reason belongs under which hunk is for a person to say: where hunks come, go or become others, this
-fails and writes nothing. A new or changed place begins as an empty one.
+`2-4`. Each paragraph below, to the next place or heading, is a reason, which the page shows at the
+first hunk that has all the code it names. Which reason belongs under which hunk is for a person to
+say: where hunks come, go or become others, this fails and writes nothing. A new or changed place
+begins as an empty one.
 """
 import difflib
 import re
@@ -29,7 +30,7 @@ def render(text, chapter):
         after = show(old, new, found[first - 1:last]) if last <= len(found) else ""
         if first != shown.get((old, new), 0) + 1 or (before.strip() and not alike(before, after)):
             sys.exit(f"{chapter}: hunk {first} of {old} -> {new} is not what stands there: see to "
-                     "its place and the reason under it, empty it and run python tools/render.py")
+                     "its place and the reason under it, empty it and run python tools/page")
         shown[old, new] = last
         return f"{begin}```diff\n{after}\n```\n{end}{reason}"
 
@@ -38,7 +39,7 @@ def render(text, chapter):
         count = len(hunks(old, new))
         if last != count:
             sys.exit(f"{chapter} shows {last} hunks of {old} -> {new}, which has {count}: add or "
-                     "remove a place, with its reason, and run python tools/render.py")
+                     "remove a place, with its reason, and run python tools/page")
     return text
 
 
@@ -60,7 +61,7 @@ if __name__ == "__main__":
     made[ROOT / "docs/index.html"] = page("\n".join(made.values()))
     behind = [file for file, text in made.items() if not file.exists() or file.read_text() != text]
     if "--check" in sys.argv[1:]:
-        sys.exit("\n".join(f"{file.relative_to(ROOT)} is behind: run python tools/render.py"
+        sys.exit("\n".join(f"{file.relative_to(ROOT)} is behind: run python tools/page"
                            for file in behind) or None)
     for file in behind:
         file.write_text(made[file])

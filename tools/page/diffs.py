@@ -3,7 +3,7 @@ import re
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = [ROOT / "docs/diffs.md", ROOT / "docs/recipes.md"]
 PLACE = re.compile(r"(<!-- diff (\S+) (\S+) (\d+)(?:-(\d+))? -->\n)(.*?)(<!-- end -->)"
                    r"(.*?)(?=\n<!-- diff |\n#|\Z)", re.DOTALL)
