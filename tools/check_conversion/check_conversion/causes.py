@@ -1,4 +1,4 @@
-"""Why a step went otherwise: each cause rests on something that was noted."""
+"""Why a step differs: each cause rests on something that was noted."""
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
