@@ -5,7 +5,7 @@ import re
 
 import pytest
 from check_conversion.protocol import About, Bar, Remark
-from runs import AFTER, BEFORE, LOSS, MODEL, changed, record, record_twice, verdict
+from runs import AFTER, BEFORE, LOSS, MODEL, changed, record, record_once, verdict
 
 EACH = """
     model.eval()
@@ -41,7 +41,8 @@ ON_GPUS = ("optimizer =", "if torch.cuda.is_available():\n    nn.SyncBatchNorm.c
 @functools.cache
 def recorded(*changes):
     converted = record(changed(AFTER, *changes), 2, "train_ddp.py")
-    return *record_twice(BEFORE, batchnorm_kept="kept" in converted.batchnorm), converted
+    kept = "kept" in converted.batchnorm
+    return *(record_once(BEFORE, nudged=nudged, batchnorm_kept=kept) for nudged in (False, True)), converted
 
 
 def synchronised(group=None):
