@@ -126,7 +126,7 @@ LIVE = {  # status, what is said, the two scripts, and with how many processes
         after=[(REDUCE, SECOND_PASS.format("model.module") + REDUCE)]), 3),
     "a first look": (0, SAME, both(("for epoch in", "assert next(iter(loader))[0].shape[1:] == (4,)\nfor epoch in")), 3),
     "epochs from 1": (0, SAME, both(after=[("set_epoch(epoch)", "set_epoch(epoch + 1)")]), 2),
-    "some of the samples": (0, SAME, both(before=[("/ len(data)", "/ 72"), (
+    "some of the samples": (0, "the same training: 6 steps", both(before=[("/ len(data)", "/ 72"), (
         "shuffle=True", "sampler=torch.utils.data.SubsetRandomSampler(range(0, 144, 2))")], after=[
         ("sampler = ", "data = torch.utils.data.Subset(data, range(0, 144, 2))\nsampler = ")]), 2),
     "drawn for the whole batch": (0, SAME, both(before=[DRAWN_WHOLE], after=[
