@@ -26,11 +26,15 @@ def without_variable(name):
     return name.partition(".")[2] or name
 
 
+def parted(one, nudged, other):
+    """Whether its numbers part, its rows in any order, and its columns in any order."""
+    forms = [[getattr(tensor, form) for tensor in (one, nudged, other)]
+             for form in ("sketch", "rows", "columns") if getattr(one, form)]
+    return [distance(a, c) > max(TIMES * distance(a, b), LEAST * norm(a)) for a, b, c in forms]
+
+
 def parts(one, nudged, other):
-    """In whichever order its rows or columns lie."""
-    return all(distance(getattr(one, form), getattr(other, form)) > max(
-        TIMES * distance(getattr(one, form), getattr(nudged, form)), LEAST * norm(getattr(one, form)))
-        for form in ("sketch", "rows", "columns") if getattr(one, form))
+    return all(parted(one, nudged, other))
 
 
 def from_original(one, nudged, share):
@@ -38,6 +42,15 @@ def from_original(one, nudged, share):
     return [name for name, tensor in one.beside.items() if name in nudged.beside
             and (other := share.beside.get(name) or ours.get(without_variable(name)))
             and parts(tensor, nudged.beside[name], other)]
+
+
+def reordered(original, nudged, converted):
+    """Names of what holds the same rows or columns in another order at the end, as a queue may."""
+    one, again, other = ({without_variable(name): tensor for name, tensor in run.ranks[0].steps[-1].beside.items()}
+                         for run in (original, nudged, converted))
+    found = {name: parted(tensor, again[name], other[name]) for name, tensor in one.items()
+             if name in again and name in other}
+    return {name for name, forms in found.items() if forms[0] and not all(forms)}
 
 
 def compare_beside(k, steps, nudged, ranks, name):

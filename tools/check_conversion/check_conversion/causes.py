@@ -1,4 +1,4 @@
-"""Why a step went otherwise: each cause rests on something that was noted."""
+"""Why a step differs: each cause rests on something that was noted."""
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -169,7 +169,7 @@ def unequal(e):
     if len({tuple(share.norms) for share in e.shares}) > 1:
         norms = ", ".join(f"{share.norms[-1]:.3g}" for share in e.shares if share.norms)
         return Fault(f"gradients are clipped before they are averaged, at norms of {norms}",
-                     "No common factor")
+                     "Errors that vary")
     return None
 
 
@@ -271,7 +271,7 @@ def what_is_known(e):
     size = distance(e.one.gradients, e.shares[0].gradients) / (norm(e.one.gradients) or 1)
     said = f"gradients {size:.2g} of their norm apart, most in {where}"
     if e.losses in (Losses.MEAN, Losses.EACH):
-        return Fault(f"{known} and the same loss, {said}", "No common factor")
+        return Fault(f"{known} and the same loss, {said}", "Errors that vary")
     if e.losses == Losses.SUM:
         return Fault(f"{known}, and the ranks' losses sum up to the loss before; {said}",
                      "Sums and unequal parts")
@@ -280,5 +280,5 @@ def what_is_known(e):
         return Fault(f"{known}, and a loss of {parts} in the ranks, {sum(e.one.losses):.6g} in "
                      f"{e.name}: neither their mean nor their sum is that. Do parts count "
                      f"differently (padding, ignore_index), or is something computed over the "
-                     f"batch? {said}", "No common factor")
-    return Fault(f"{known}; {said}", "No common factor")
+                     f"batch? {said}", "Errors that vary")
+    return Fault(f"{known}; {said}", "Errors that vary")

@@ -36,8 +36,8 @@ def resumed(run):
               if not name.startswith(("..", "("))]
     if not loaded:
         return ""
-    return (f"; it reads {', '.join(loaded[:3])}: if it resumes from that, leave it out with "
-            f"--without '{loaded[0]}'")
+    return (f"; it reads {', '.join(loaded)}: if it resumes from the last of them, leave it out with "
+            f"--without '{loaded[-1]}'")
 
 
 def check_writes(run):
@@ -104,11 +104,14 @@ def how_it_ended(original, converted):
 
 # What is said.
 
-def say_training(agree, converted):
+def say_training(agree, converted, counts, stood_still):
     count = len(converted.ranks)
     yield (f"the same training{', but not shared out' * agree.not_shared_out}: {agree.steps} steps "
-           f"with {count} process{'es' * (count > 1)}, weights within {agree.weights:.0e} of their "
-           f"norm; rounding alone moves them by {agree.rounding:.0e}")
+           f"with {count} process{'es' * (count > 1)}{say_batchnorm(converted.batchnorm)}; compared: "
+           + ", ".join(["training", *filter(None, counts)])
+           + f"; not {', '.join(stood_still)}" * bool(stood_still))
+    yield (f"weights within {agree.weights:.0e} of their norm; rounding alone moves them by "
+           f"{agree.rounding:.0e}")
     if agree.not_shared_out:
         yield str(Fault("each rank computes all of it", "Two routes"))
     elif agree.whole:
@@ -125,16 +128,28 @@ def say_part(name, part):
         yield f"  {line}" if k or part.faults else f"{name}: {line}"
 
 
-def say_what_stood_still(original, converted):
+def say_batchnorm(how):
+    """Where it is over the ranks, as it does not come on CPUs."""
+    asked = sorted(how - {"kept", "synchronised"})
+    if "kept" in how or not how:
+        return ""
+    return f", BatchNorm as SyncBatchNorm, which {asked[0]} does not call here" if asked else ", SyncBatchNorm"
+
+
+def what_stood_still(original, converted):
     steps = [step for run in (original, converted) for rank in run.ranks for step in rank.steps]
     found = set().union(*(step.stood_still for step in steps))
     found |= {"autocast" for step in steps if any("autocast" in what for what in step.precision)}
     found |= {"BatchNorm" for step in steps if "kept" in step.batchnorm}
-    for what, (text, heading) in STOOD_STILL.items():
-        if what in found:
-            apart = what == "dropout" and converted.ranks and not ranks_draw_alike(converted)
-            more = "; the ranks would draw different numbers, as they should" if apart else ""
-            yield f'{text}{more}. See "{heading}" in {CHAPTER}.'
+    return [what for what in STOOD_STILL if what in found]
+
+
+def say_why(stood_still, converted):
+    for what in stood_still:
+        text, heading = STOOD_STILL[what]
+        apart = what == "dropout" and converted.ranks and not ranks_draw_alike(converted)
+        more = "; the ranks would draw different numbers, as they should" if apart else ""
+        yield f'{text}{more}. See "{heading}" in {CHAPTER}.'
 
 
 def ranks_draw_alike(run):
@@ -163,12 +178,13 @@ def judge(original, nudged, converted):
     parts = {name: compare(original, nudged, converted, drift) for name, compare in (
         ("printed", compare_lines), ("shown", compare_bars), ("logged", compare_logged),
         ("saved", compare_saved), ("written", compare_left))}
-    lines = [*say_training(agree, converted),
+    stood_still = what_stood_still(original, converted)
+    lines = [*say_training(agree, converted, [part.count for part in parts.values()], stood_still),
              *(line for name, part in parts.items() for line in say_part(name, part)),
-             *say_what_stood_still(original, converted)]
+             *say_why(stood_still, converted)]
     wrong = agree.not_shared_out or any(part.faults for part in parts.values())
     if agree.blurred and not wrong:
         raise CannotSay(f"the same up to step {agree.blurred - 1} of {agree.steps}; from there on "
                         "rounding alone moves the weights by 1% of what training does, and smaller "
-                        f"faults cannot be seen")
+                        "faults cannot be seen")
     return Verdict(int(wrong), lines)

@@ -1,4 +1,5 @@
 """What a run leaves in its copy of the folder: text, arrays, and what cannot be read."""
+import collections
 import contextlib
 import io
 import json
@@ -201,4 +202,6 @@ def compare_left(original, nudged, converted, drift):
     if unread:
         remarks.append(f"not read: {', '.join(unread)}")
     said = f"{len(same)} file{'s' * (len(same) > 1)} the same: {', '.join(same)}" if same else ""
-    return Compared(said, faults[:SHOWN], remarks)
+    kinds = collections.Counter(Path(name).suffix.removeprefix(".") or "file" for name in same)
+    count = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    return Compared(said, count, faults[:SHOWN], remarks)

@@ -7,6 +7,7 @@ import collections
 import math
 import re
 
+from check_conversion.beside import reordered
 from check_conversion.distances import distance, norm
 from check_conversion.protocol import About, Bar, Logged, Saved
 from check_conversion.training import LARGE, TIMES
@@ -143,7 +144,12 @@ def compare_texts(texts, names, drift, verb="printed"):
                named("compared without what is another in each run, like a time", varying)]
     said = (f"{same} of {total} lines the same" if total else
             f"{names[0]} prints no line" if converted else "no line by either")
-    return Compared(said, faults[:SHOWN], [*filter(None, remarks)])
+    count = (f"{same} of {total} lines" if same < total else many(total, "line")) if total else ""
+    return Compared(said, count, faults[:SHOWN], [*filter(None, remarks)])
+
+
+def many(count, what):
+    return f"{count} {what}{'s' * (count != 1)}" if count else ""
 
 
 def named(what, lines):
@@ -163,7 +169,7 @@ def compare_bars(original, nudged, converted, drift):
     if not any(texts):
         return Compared()
     found = compare_texts(texts, (original.name, converted.name), drift, "shown in a progress bar")
-    found.said = found.said.replace("line", "bar")
+    found.said, found.count = (text.replace("line", "progress bar") for text in (found.said, found.count))
     return found
 
 
@@ -202,7 +208,8 @@ def compare_logged(original, nudged, converted, drift):
         same[to] += len(figures) - sum(moved)
     said = "; ".join(f"{to}: {count} figures the same" for to, count in same.items())
     remark = named(f"not compared, because another run of {original.name} logs others", varying)
-    return Compared(said, faults[:SHOWN], [remark] if remark else [])
+    return Compared(said, many(sum(same.values()), "logged figure"), faults[:SHOWN],
+                    [remark] if remark else [])
 
 
 # What was saved by torch.save.
@@ -232,10 +239,12 @@ def under_other_names(one, other):
     return dict(zip(more, lacking)) if lacking and shapes[0] == shapes[1] else {}
 
 
-def tensors_apart(one, nudged, tensors, drift):
+def tensors_apart(one, nudged, tensors, drift, in_other_order):
     """The first tensor that is further from the original's than rounding explains."""
     for name, (_, numbers) in one.tensors.items():
         if name not in nudged.tensors or name.endswith("num_batches_tracked"):
+            continue
+        if any(f".{name}".endswith(f".{known}") for known in in_other_order):
             continue
         by_rounding = distance(numbers, nudged.tensors[name][1])
         allowed = TIMES * max(by_rounding, drift * norm(numbers))
@@ -252,7 +261,7 @@ def is_setting(name, value):
         {"args", "config", "hparams", "opt", "options", "settings"} & {*name.split(".")}))
 
 
-def compare_save(name, one, nudged, other, judges, drift):
+def compare_save(name, one, nudged, other, judges, drift, in_other_order):
     """One call of torch.save in the original, and its counterpart."""
     ours = {**other.tensors, **other.values}
     if any("module." in key for key in ours) and not any(
@@ -267,7 +276,7 @@ def compare_save(name, one, nudged, other, judges, drift):
     for key, (shape, _) in one.tensors.items():
         if tensors[key][0] != shape:
             return f"{name}: {key} is saved with a different shape", "Saving"
-    if key := tensors_apart(one, nudged, tensors, drift):
+    if key := tensors_apart(one, nudged, tensors, drift, in_other_order):
         return f"{name}: a different {key} is saved", "Saving"
     parted = [key for key, a in one.values.items() if not is_setting(key, a)
               and not judges[key].varies(a, again := nudged.values.get(key, math.inf))
@@ -282,6 +291,8 @@ def compare_saved(original, nudged, converted, drift):
     found, twice, others = map(saves_of, (original, nudged, converted))
     in_both, in_nudged = pair(found, others), pair(found, twice)
     same, faults, remarks = [], [], []
+    if in_other_order := reordered(original, nudged, converted):
+        remarks.append(f"the same rows or columns in another order: {', '.join(sorted(in_other_order))}")
     for name, ours in in_both.items():
         saves, again = ([save for _, save in them] for them in (
             found[name], twice.get(in_nudged.get(name), [])))
@@ -295,7 +306,7 @@ def compare_saved(original, nudged, converted, drift):
                                 f"{len(saves)}", "Decisions"))
         else:
             judges = collections.defaultdict(lambda: Figures(drift))
-            parted = [compare_save(ours, one, nudge, other, judges, drift)
+            parted = [compare_save(ours, one, nudge, other, judges, drift, in_other_order)
                       for one, nudge, (_, other) in zip(saves, again, others[ours])]
             same += [name] * len(saves)
             faults += [Fault(*text) for text in parted if text][:1]
@@ -306,8 +317,8 @@ def compare_saved(original, nudged, converted, drift):
     if images := {*original.remarks(About.IMAGE), *converted.remarks(About.IMAGE)}:
         remarks.append(f"images were not compared: {', '.join(sorted(images))}")
     said = f"{len(same)} file{'s' * (len(same) > 1)} the same: {', '.join(dict.fromkeys(same))}"
-    return Compared(said if same else "nothing by torch.save" if not found else "", faults[:SHOWN],
-                    remarks)
+    return Compared(said if same else "nothing by torch.save" if not found else "",
+                    many(len(same), "save"), faults[:SHOWN], remarks)
 
 
 def more_than_before(found, others, in_both, name):

@@ -150,7 +150,7 @@ def where_ranks_wait(records):
             if not re.search("/lib/python|/check_conversion/|^<", file):
                 place = f"waits at {os.path.basename(file)}:{line}{called}"
                 break
-            if function not in ("wrapper", "_wrapped_call_impl", "_call_impl", "note_call"):
+            if function not in ("wrapper", "_wrapped_call_impl", "_call_impl", "note_and_go"):
                 called = f", in {function}"
         yield f"rank {one.rank}, after {len(one.steps)} steps, {place}"
 

@@ -23,8 +23,9 @@ class Fault:
 
 @dataclass
 class Compared:
-    """One part of the verdict: what was found the same, in words, and what was not."""
+    """One part of the verdict: what was found the same, and what was not."""
     said: str = ""
+    count: str = ""  # what was compared: "12 lines"
     faults: list = field(default_factory=list)
     remarks: list = field(default_factory=list)
 

@@ -137,9 +137,9 @@ def record(text, processes=0, name="train.py", arguments=(), workspace=None, **o
 record_once = functools.cache(record)  # of an original that many tests have
 
 
-def record_twice(text):
+def record_twice(text, **options):
     """The original's two runs."""
-    return record_once(text), record_once(text, nudged=True)
+    return record_once(text, **options), record_once(text, nudged=True, **options)
 
 
 def in_words(verdict):

@@ -1,4 +1,4 @@
-"""The check touches nothing of the user's: each run has a copy of the folder."""
+"""The check touches nothing of the user's: each run has a copy of the folder, and no process outlives it."""
 import os
 import stat
 from pathlib import Path
@@ -10,7 +10,7 @@ from check_conversion import command, running
 from check_conversion.protocol import About
 from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
-from runs import AFTER, BEFORE, record, record_twice, verdict
+from runs import AFTER, BEFORE, record, record_twice
 
 
 def contents(folder):
@@ -43,11 +43,12 @@ import os, shutil
 for place in ("../data", "large/part", "behind"):
     assert open(f"{place}/points.txt").read() == "1"
 os.makedirs("../data", exist_ok=True)
-assert os.path.islink("nowhere") and not os.path.exists(".git")
+assert os.path.islink("nowhere") and not os.path.exists(".git") and not os.path.exists("checkpoints/run.pt")
 open("log.txt", "w").write("a line")
 os.remove("latest/other.pt")
 open("checkpoints/model.pt", "w").write("lost")
 shutil.rmtree("checkpoints")
+import torch
 """
 KEPT = {"large/part/points.txt": "open('large/part/points.txt', 'w')",  # linked
         "large/part/new.txt": "open('large/part/new.txt', 'w')",
@@ -56,7 +57,6 @@ KEPT = {"large/part/points.txt": "open('large/part/points.txt', 'w')",  # linked
         "../data/points.txt": "open('../data/points.txt', 'r+')",
         "../data/new": "os.mkdir('../data/new')",
         "{folder}/project/log.txt": "open('{folder}/project/log.txt', 'w')",  # by the folder's own path
-        "{folder}/elsewhere/points.txt": "open('{folder}/elsewhere/points.txt', 'w')",
         "{folder}/.hidden/points.txt": "open('{folder}/.hidden/points.txt', 'w')",
         "{folder}/new.txt": "open('{folder}/new.txt', 'w')",  # outside, and not there yet
         "behind/removed": "os.remove('behind/removed')",
@@ -66,52 +66,33 @@ KEPT = {"large/part/points.txt": "open('large/part/points.txt', 'w')",  # linked
 
 def test_a_script_reads_what_is_there_and_writes_in_its_copy_alone(project):
     tries = "".join(f"\ntry:\n    {line}\nexcept PermissionError:\n    pass" for line in KEPT.values())
-    text = (ALLOWED + "import torch\nopen('log.txt', 'w').close()" + tries).replace("{folder}", str(project))
+    text = (ALLOWED + tries).replace("{folder}", str(project))
+    torch.save({}, "checkpoints/run.pt")
     Path("train.py").write_text(text)
-    workspace, before = Workspace(".", links=["large"]), contents(project)
+    workspace, before = Workspace(".", links=["large"], without=["checkpoints/run*"]), contents(project)
     run = record(text, workspace=workspace)
+    workspace.remove()
     after = contents(project)
     del before["project/train.py"], after["project/train.py"]  # written by this test, once more
     assert run.status == 0 and after == before
     assert run.remarks(About.WRITE) == [path.replace("{folder}", str(project)) for path in KEPT]
-    workspace.remove()
 
 
-def test_what_a_run_leaves_is_gone_with_its_copy(project):
-    Path("train.py").write_text(BEFORE)
-    Path("train_ddp.py").write_text(AFTER)
-    before = contents(project)
-    assert verdict(*record_twice(BEFORE), record(AFTER, 2, "train_ddp.py"))[0] == 0
-    after = contents(project)
-    for name in ("project/train.py", "project/train_ddp.py", "project"):  # written by this test, once more
-        del before[name], after[name]
-    assert after == before
-
-
-def run_command(monkeypatch, workspace_files=(), meanwhile=lambda: None):
-    """main with runs that were recorded before."""
+@pytest.mark.parametrize("outputs, status", [((), 2), ((3,), 0)])
+def test_a_file_that_changes_meanwhile_is_said_before_any_verdict_unless_the_verdict_goes_there(
+        outputs, status, project, monkeypatch, capsys):
     runs = [record(AFTER, 2, "train_ddp.py"), *record_twice(BEFORE)]
+    file = os.open("check.txt", os.O_WRONLY | os.O_CREAT)
 
     def next_run(*_, **__):
-        meanwhile()
+        os.write(file, b"changed")
         return runs.pop(0)
     monkeypatch.setattr(command, "run", next_run)
+    monkeypatch.setattr(command, "OUTPUTS", [file for _ in outputs])
     monkeypatch.setattr("sys.argv", ["check-conversion", "python train.py", "torchrun train_ddp.py"])
-    return command.main()
-
-
-def test_a_file_that_changes_meanwhile_is_said_before_any_verdict(project, monkeypatch, capsys):
-    with open("checkpoints/other.pt", "a") as file:
-        status = run_command(monkeypatch, meanwhile=lambda: print("2", file=file, flush=True))
+    assert command.main() == status
     said = capsys.readouterr()
-    assert status == 2 and "the same training" not in said.out and "other.pt has changed meanwhile: by one of" in said.err
-
-
-def test_the_file_that_the_verdict_is_written_to_is_no_change(project, monkeypatch, capfd):
-    Path("check.txt").touch()
-    file = os.open("check.txt", os.O_WRONLY)
-    monkeypatch.setattr(command, "OUTPUTS", (file,))
-    assert run_command(monkeypatch, meanwhile=lambda: os.write(file, b"running")) == 0
+    assert ("the same training" in said.out) == (not status) == ("check.txt has changed meanwhile" not in said.err)
 
 
 def test_more_than_a_gigabyte_is_refused_and_named(project):
@@ -123,47 +104,32 @@ def test_more_than_a_gigabyte_is_refused_and_named(project):
         Workspace(".")
 
 
-def test_a_file_that_a_run_resumes_from_can_be_left_out(project):
-    torch.save({}, "checkpoints/run.pt")
-    text = "import os\nassert not os.path.exists('checkpoints/run.pt')\n"
-    Path("train.py").touch()
-    workspace = Workspace(".", without=["checkpoints/*.pt"])
-    assert record(text, workspace=workspace).status == 0
-    workspace.remove()
-
-
-ARGS = SimpleNamespace(patience=60, interrupted=[])
-
-
-def test_a_process_that_outlives_its_script_is_ended_and_said(project, monkeypatch):
+@pytest.fixture
+def run(project, monkeypatch):
+    """Of any command, after which nothing of it is left."""
     monkeypatch.setattr(running, "ENDING", 1)
     workspace = Workspace(".")
-    run = running.run("sleep 600 & true", workspace, ARGS)
-    assert len(run.left) == 1 and not [*running.processes(str(workspace.home))]
+    yield lambda command, *interrupted: running.run(command, workspace, SimpleNamespace(patience=60, interrupted=interrupted))
+    running.kill(str(workspace.home))
     workspace.remove()
 
 
-def test_a_process_that_cannot_be_ended_is_named_and_not_waited_for(project, monkeypatch):
-    monkeypatch.setattr(running, "ENDING", 1)
-    workspace, signals = Workspace("."), []
+def test_a_process_that_outlives_its_script_is_ended_and_said(run):
+    left, = run("sleep 600 & true").left
+    assert left not in running.processes("CHECK_CONVERSION")
+
+
+def test_a_process_that_cannot_be_ended_is_named_and_not_waited_for(run, monkeypatch):
+    signals = []
     with monkeypatch.context() as deaf:
         deaf.setattr(os, "kill", lambda *given: signals.append(given))
         with pytest.raises(CannotSay, match=r"process \d+, which a script has started, cannot be ended"):
-            running.run("sleep 600 & true", workspace, ARGS)
+            run("sleep 600 & true")
     os.kill(*signals[0])
-    workspace.remove()
 
 
-def test_ctrl_c_ends_what_runs(project):
-    workspace = Workspace(".")
+def test_ctrl_c_ends_what_runs_and_a_command_that_is_not_there_is_said(run):
     with pytest.raises(CannotSay, match="interrupted"):
-        running.run("sleep 600", workspace, SimpleNamespace(patience=60, interrupted=[True]))
-    assert not [*running.processes(str(workspace.home))]
-    workspace.remove()
-
-
-def test_a_command_that_is_not_there_is_said(project):
-    workspace = Workspace(".")
+        run("sleep 600", True)
     with pytest.raises(CannotSay, match=r"cannot be started: .*no_such_command.*not found"):
-        running.run("no_such_command train.py", workspace, ARGS)
-    workspace.remove()
+        run("no_such_command train.py")

@@ -146,6 +146,8 @@ class Finder:
 
 def install(settings):
     torch.save, torch.load = note_and_save, note_and_load
+    for name in CHANGED.keys() & sys.modules.keys():  # torch has imported it
+        CHANGED.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, Finder)
     if "RANK" in os.environ:  # so that the lines of two ranks do not mix
         os.dup2(os.open(settings.file("stdout"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)

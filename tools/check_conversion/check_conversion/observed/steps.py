@@ -1,5 +1,6 @@
 """Notes each optimizer step and what leads to it: samples, losses, norms, scores. In the second run
 of the original it moves the weights by one rounding at each step."""
+import functools
 import gc
 import weakref
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ trained = weakref.WeakSet()  # modules with their parameters
 stepped, stepping = [], []  # optimizers that have taken a step; that take one
 in_forward = False
 now = Step()  # what has been noted since the last step
-call, backward = torch.nn.Module.__call__, torch.autograd.backward
+backward = torch.autograd.backward
 add_group, form_group = Optimizer.add_param_group, dist.init_process_group
 to_nudge = torch.Generator().manual_seed(0)
 
@@ -68,20 +69,30 @@ def is_trained(module):
     return module in trained
 
 
-def note_call(module, *given, **options):
-    """Of all modules in one another the outermost is fed samples."""
-    global in_forward
-    if in_forward or not torch.is_grad_enabled() or not is_trained(module):
-        return call(module, *given, **options)
-    for optimizer in [*made] if nudged else []:
-        if optimizer not in begun:
-            nudge(optimizer)
-    note_fed(module, given, options)
-    in_forward = True
-    try:
-        return call(module, *given, **options)
-    finally:
-        in_forward = False
+def outermost(forward):
+    """Of all modules in one another the outermost is fed samples, by model(x) or model.forward(x)."""
+    @functools.wraps(forward)
+    def note_and_go(module, *given, **options):
+        global in_forward
+        if in_forward or not torch.is_grad_enabled() or not is_trained(module):
+            return forward(module, *given, **options)
+        for optimizer in [*made] if nudged else []:
+            if optimizer not in begun:
+                nudge(optimizer)
+        note_fed(module, given, options)
+        in_forward = True
+        try:
+            return forward(module, *given, **options)
+        finally:
+            in_forward = False
+    return note_and_go
+
+
+def note_class(cls, **options):
+    """A class of the user's own, or of a package that comes later."""
+    super(torch.nn.Module, cls).__init_subclass__(**options)
+    if "forward" in vars(cls):
+        cls.forward = outermost(cls.forward)
 
 
 def note_fed(module, given, options):
@@ -162,6 +173,7 @@ def options_of(group):
 
 
 def note_gradients(optimizer):
+    now.drawn_at = generators.end_watching()
     parameters = parameters_of(optimizer)
     if optimizer not in stepped:
         stepped.append(optimizer)
@@ -173,7 +185,6 @@ def note_gradients(optimizer):
                    for group in optimizer.param_groups]
     now.before = sketch(parameters)
     now.gradients = sketch(one.grad for one in parameters)
-    now.drawn_at = generators.end_watching()
     now.states, now.draws = generators.moved()
     now.beside = beside.before_step(one for held in made for one in parameters_of(held))
 
@@ -224,7 +235,10 @@ def note_group_of_ranks(*given, **options):
 def install(settings):
     global nudged
     nudged = settings.nudged
-    Optimizer.add_param_group, torch.nn.Module.__call__ = note_group, note_call
+    Optimizer.add_param_group = note_group
+    torch.nn.Module.__call__ = outermost(torch.nn.Module.__call__)
+    torch.nn.Module.__init_subclass__ = classmethod(note_class)
+    torch.nn.Sequential.forward = outermost(torch.nn.Sequential.forward)
     torch.autograd.backward, dist.init_process_group = note_loss, note_group_of_ranks
     clip = torch.nn.utils.clip_grad
     torch.nn.utils.clip_grad_norm_ = clip.clip_grad_norm_ = note_norm(clip.clip_grad_norm_)
