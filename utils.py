@@ -44,7 +44,7 @@ def build_model(name):
 
 def synthetic_data():
     """Ten patterns under noise, drawn as whole numbers: the same bits on any machine."""
-    train, held_out = 3840, 509  # 509 is a prime number: the ranks' shares are never equal
+    train, held_out = 3840, 509  # 509 is prime: ranks never hold equally large parts of it
     generator = torch.Generator().manual_seed(0)
     draw = functools.partial(torch.randint, generator=generator, dtype=torch.int16)
     patterns = draw(-8, 9, (10, 3, 4, 4)).repeat_interleave(8, 2).repeat_interleave(8, 3)
@@ -192,8 +192,8 @@ def slurm_host():
     except OSError:  # the network may not know Slurm's names
         address = os.environ["SLURM_LAUNCH_NODE_IPADDR"]
         if os.environ["SLURM_PROCID"] == "0" and "MASTER_ADDR" not in os.environ:
-            print(f"{host} is no known host name: trying {address}, where srun was started. On a "
-                  f"login node, set MASTER_ADDR to the address of {host}", file=sys.stderr)
+            print(f"{host} is not a known host name: trying {address}, where srun was started. If "
+                  f"that is a login node, set MASTER_ADDR to the address of {host}", file=sys.stderr)
         return address
 
 
@@ -253,7 +253,8 @@ def examine_checkpoint(args, kinds):
     except pickle.UnpicklingError:  # its text says how to load the file even so
         stop(f"{refusal} it holds more than tensors and plain values", 1)
     except Exception as error:
-        stop(f"{refusal} it is cut off, damaged, of another model or no checkpoint ({error!r})", 1)
+        stop(f"{refusal} it is truncated, damaged, of another model or not a checkpoint ({error!r})",
+             1)
     kind = checkpoint.get("kind")
     if kind not in kinds:
         stop(f"{refusal} only {kind or 'another script'} can resume it", 1)
