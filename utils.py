@@ -192,8 +192,8 @@ def slurm_host():
     except OSError:  # the network may not know Slurm's names
         address = os.environ["SLURM_LAUNCH_NODE_IPADDR"]
         if os.environ["SLURM_PROCID"] == "0" and "MASTER_ADDR" not in os.environ:
-            print(f"{host} is not a known host name: trying {address}, where srun was started. If "
-                  f"that is a login node, set MASTER_ADDR to the address of {host}", file=sys.stderr)
+            print(f"{host} is not a known host name: trying {address}, where srun was started. "
+                  f"If that is a login node, set MASTER_ADDR to {host}'s address", file=sys.stderr)
         return address
 
 
@@ -253,8 +253,7 @@ def examine_checkpoint(args, kinds):
     except pickle.UnpicklingError:  # its text says how to load the file even so
         stop(f"{refusal} it holds more than tensors and plain values", 1)
     except Exception as error:
-        stop(f"{refusal} it is truncated, damaged, of another model or not a checkpoint ({error!r})",
-             1)
+        stop(f"{refusal} it is truncated, damaged, of another model or no checkpoint ({error!r})", 1)
     kind = checkpoint.get("kind")
     if kind not in kinds:
         stop(f"{refusal} only {kind or 'another script'} can resume it", 1)
