@@ -253,7 +253,7 @@ def examine_checkpoint(args, kinds):
     except pickle.UnpicklingError:  # its text says how to load the file even so
         stop(f"{refusal} it holds more than tensors and plain values", 1)
     except Exception as error:
-        stop(f"{refusal} it is truncated, damaged, of another model or no checkpoint ({error!r})", 1)
+        stop(f"{refusal} it is cut off, damaged, of another model or no checkpoint ({error!r})", 1)
     kind = checkpoint.get("kind")
     if kind not in kinds:
         stop(f"{refusal} only {kind or 'another script'} can resume it", 1)
