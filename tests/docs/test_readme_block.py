@@ -82,48 +82,50 @@ def test_readmes_lines_resume_where_rank_0_alone_has_the_checkpoint():
     torch.testing.assert_close(load("parts/0/run.pt"), load("whole/0/run.pt"), rtol=0, atol=0)
 
 
-def test_a_loop_of_steps_trains_and_resumes_within_an_epoch_as_one_device_does():
+@pytest.mark.parametrize("whole", [6, 2])  # of which each of three processes takes two, or one
+def test_a_loop_of_steps_trains_and_resumes_within_an_epoch_as_one_device_does(whole):
     in_ranks(f"""
+import contextlib, types
 from torch.utils.data import DistributedSampler, TensorDataset
+args, batch, epochs = types.SimpleNamespace(seed=3), 2, 2
 inputs, targets, net, criterion = torch.randn(75, 4), torch.randn(75, 1), nn.Linear(4, 1), nn.MSELoss()
-train_set, batch, whole_accumulation, epochs = TensorDataset(inputs, targets), 2, 6, 2  # 6 steps an epoch, 3 samples left
-saved = {{}}
+train_set, saved = TensorDataset(inputs, targets), {{}}
+os = types.SimpleNamespace(replace=lambda new, old: saved.update({{torch.load(new)["step"]: torch.load(new)}}))
 
-def start(model):
+def start(model, epoch_steps):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
+    return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * epoch_steps)
 
-def resume(step, save_steps):
-    accumulation, alone = whole_accumulation, copy.deepcopy(net)
-    optimizer, schedule = start(alone)
-    if step:
-        for one, state in zip((alone, optimizer, schedule), saved[step]):
-            one.load_state_dict(state)
+def run(checkpoint, save_steps):
+    accumulation, alone = {whole}, copy.deepcopy(net)
+    {block("epoch_steps = len(sampler)", 4)}
+    optimizer, schedule = start(alone, epoch_steps)
+    if checkpoint:
+        alone.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        schedule.load_state_dict(checkpoint["schedule"])
     model = DDP(alone)
-
-    def save(step):
-        saved[step] = copy.deepcopy([one.state_dict() for one in (alone, optimizer, schedule)])
-
     {block("order[:] = [*sampler][done:", 4)}
-    return alone.weight.detach()
+    return alone.weight.detach(), epoch_steps, batch * accumulation * world_size
 
+weight, epoch_steps, samples = run(None, 4)
+assert samples == {12 if whole == 6 else 6}
 alone = copy.deepcopy(net)
-optimizer, schedule = start(alone)
+optimizer, schedule = start(alone, epoch_steps)
 for epoch in range(epochs):
-    order = torch.randperm(75, generator=torch.Generator().manual_seed(epoch))[:72]
-    for indices in order.split(batch * whole_accumulation):
+    order = torch.randperm(75, generator=torch.Generator().manual_seed(3 + epoch))
+    for indices in order[:epoch_steps * samples].split(samples):
         optimizer.zero_grad()
         criterion(alone(inputs[indices]), targets[indices]).backward()
         optimizer.step()
         schedule.step()
-torch.testing.assert_close(resume(0, 4), alone.weight.detach())
-saved = [saved]
-dist.broadcast_object_list(saved)
-saved, = saved
-assert [*saved] == [4, 8, 12]
-for step in (4, 8):  # within the first epoch and the second
-    torch.testing.assert_close(resume(step, 100), alone.weight.detach())
-""", 3)
+torch.testing.assert_close(weight, alone.weight.detach())
+sent = [dict(saved)]
+dist.broadcast_object_list(sent)
+assert [*sent[0]] == [*range(4, epochs * epoch_steps + 1, 4)]
+for checkpoint in sent[0].values():  # within the first epoch, within the second, at the end
+    torch.testing.assert_close(run(checkpoint, 100)[0], weight)
+""")
 
 
 def test_what_is_done_with_ddps_result_is_averaged_too_and_what_is_done_without_ddp_is_not():
