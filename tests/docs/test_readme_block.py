@@ -104,7 +104,7 @@ def run(checkpoint, save_steps):
         alone.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         schedule.load_state_dict(checkpoint["schedule"])
-    model = DDP(alone)
+    step, model = checkpoint["step"] if checkpoint else 0, DDP(alone)
     {block("order[:] = [*sampler][done:", 4)}
     return alone.weight.detach(), epoch_steps, batch * accumulation * world_size
 
