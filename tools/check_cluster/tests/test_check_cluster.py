@@ -44,9 +44,8 @@ def test_three_machines_are_fine_where_they_are_slow_which_is_measured_three_tim
     makes_log = FORKED + "import torch.distributed" + after("torch.distributed.init_process_group",
                                                             "open(os.environ['NCCL_DEBUG_FILE'], 'w').close()")  # as NCCL does
     env = {**first(makes_log), "PET_NPROC_PER_NODE": "2", "TMPDIR": str(folder), "GLOO_SOCKET_IFNAME": "eth0"}
-    line = [sys.executable, CHECK, "--nnodes=3", f"--master_addr={a.address}"]
-    jobs = [a.start(*line, "--node_rank=0", **env), b.start(*line, "--node_rank=1", **env),
-            b.start(*UNSHARED, 'hostname third && exec "$@"', "-", *line, "--node_rank=2", **env)]
+    line = [sys.executable, CHECK, "--nnodes=3", *a.rendezvous.split()]
+    jobs = [*(host.start(*line, **env) for host in hosts), b.start(*UNSHARED, 'hostname third && exec "$@"', "-", *line, **env)]
     pairs = [f"{a.name} - {b.name}", f"third - {a.name}"]  # the last one with the first
     end(jobs, 0, rf"ranks 2, 3 on {b.name}, {b.address}, device: cpu",
         f"^5. Fine, but DEVICE: CPU on {a.name}, {b.name}, third, where torch sees no GPU",
