@@ -50,8 +50,11 @@ class Evidence:
         return [share.states.get(generator) for share in self.shares]
 
     def as_before(self, generator):
-        """Every rank has drawn what the original has: such numbers are no cause."""
-        return {*self.states(generator)} == {self.one.states.get(generator)}
+        """Every rank has drawn what the original has, until the model was called at least: how much
+        a loss draws then follows from what it is given. Such numbers are no cause."""
+        until_then = {share.after_model.get(generator) for share in self.shares}
+        return {*self.states(generator)} == {self.one.states.get(generator)} or (
+            generator in self.one.after_model and until_then == {self.one.after_model[generator]})
 
     @property
     def drawing(self):

@@ -182,9 +182,9 @@ def judge(original, nudged, converted):
     lines = [*say_training(agree, converted, [part.count for part in parts.values()], stood_still),
              *(line for name, part in parts.items() for line in say_part(name, part)),
              *say_why(stood_still, converted)]
-    wrong = agree.not_shared_out or any(part.faults for part in parts.values())
-    if agree.blurred and not wrong:
+    faults = [fault for part in parts.values() for fault in part.faults]
+    if agree.blurred and not agree.not_shared_out and all(fault.measured for fault in faults):
         raise CannotSay(f"the same up to step {agree.blurred - 1} of {agree.steps}; from there on "
-                        "rounding alone moves the weights by 1% of what training does, and smaller "
-                        "faults cannot be seen")
-    return Verdict(int(wrong), lines)
+                        "rounding alone moves the weights by 1% of what training does, and neither "
+                        "smaller faults nor the figures of later steps can be judged")
+    return Verdict(int(agree.not_shared_out or bool(faults)), lines)

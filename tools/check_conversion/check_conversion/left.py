@@ -155,7 +155,7 @@ def compare_arrays(name, one, nudged, other, drift):
             hint = " (names begin with `module.`)" * (ours is None and f"module.{key}" in other.arrays)
             faults.append(Fault(f"{name}: {key} {shape}{hint}", "Saving"))
         elif not distance(array, ours)[0] <= TIMES * max(moved, drift * size):
-            faults.append(Fault(f"{name}: a different {key} is saved", "Saving"))
+            faults.append(Fault(f"{name}: a different {key} is saved", "Saving", measured=True))
     return faults[:1], varying
 
 
