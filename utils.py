@@ -44,7 +44,7 @@ def build_model(name):
 
 def synthetic_data():
     """Ten patterns under noise, drawn as whole numbers: the same bits on any machine."""
-    train, held_out = 3840, 509  # 509 is a prime number: the ranks' shares are never equal
+    train, held_out = 3840, 509  # 509 is prime: ranks never hold equally large parts of it
     generator = torch.Generator().manual_seed(0)
     draw = functools.partial(torch.randint, generator=generator, dtype=torch.int16)
     patterns = draw(-8, 9, (10, 3, 4, 4)).repeat_interleave(8, 2).repeat_interleave(8, 3)
@@ -192,8 +192,8 @@ def slurm_host():
     except OSError:  # the network may not know Slurm's names
         address = os.environ["SLURM_LAUNCH_NODE_IPADDR"]
         if os.environ["SLURM_PROCID"] == "0" and "MASTER_ADDR" not in os.environ:
-            print(f"{host} is no known host name: trying {address}, where srun was started. On a "
-                  f"login node, set MASTER_ADDR to the address of {host}", file=sys.stderr)
+            print(f"{host} is not a known host name: trying {address}, where srun was started. "
+                  f"If that is a login node, set MASTER_ADDR to {host}'s address", file=sys.stderr)
         return address
 
 

@@ -81,7 +81,7 @@ def main(local_rank, args):
         epochs_done = checkpoint["epoch"]
     del checkpoint  # else each process keeps a second copy of model and optimizer
     model = DDP(model, gradient_as_bucket_view=True)  # one copy of the gradients, not two
-    model.module.compile()  # in place: names stay; DDP splits it at its buckets
+    model.module.compile()  # in place: names stay; DDP splits the graph at its buckets
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()

@@ -16,8 +16,5 @@ def test_a_round_gives_a_table_and_a_script_that_fails_is_shown_with_its_own_lin
     losses = {f"{style} {processes}": loss for style, processes, speed, loss in rows}
     assert losses.keys() == {"single_gpu.py 1", "multinode.py 2", *(f"single_gpu.py --batch-size 480 {n}" for n in (1, 2))}
     assert losses["single_gpu.py 1"] == losses["multinode.py 2"], "nobody wins by doing less"
-    assert "round 1 of 1: multinode.py, processes: 2\n" in job.stderr
-
     job = Job([sys.executable, BENCHMARK, "--model", "no_such_model"])
-    assert job.wait() == 1 and job.stdout == ""
-    assert "argument --model: invalid choice: 'no_such_model'" in job.stderr
+    assert job.wait() == 1 and "argument --model: invalid choice: 'no_such_model'" in job.stderr

@@ -70,7 +70,7 @@ def test_the_batch_file_starts_a_recipe_with_the_gpus_asked_for_and_warns_where_
     printed = Path(f"multinode-{job}.out").read_text()
     for host in slurm.hosts:
         assert f"{host.name}: 3 cores, 1 GPUs\n" in printed
-        assert f"{host.name}: WARNING: it has 2 GPUs, this job asked for 1: --gpus-per-node=2" in printed
+        assert f"{host.name}: WARNING: it has 2 GPUs, but this job asked for 1: use --gpus-per-node=2" in printed
     assert "processes: 2, " in printed
     assert figures(printed) == {epoch: one_device[epoch] for epoch in (1, 2)}
 

@@ -55,7 +55,7 @@ def meet(args, speaks):
         except OSError as error:
             if time.monotonic() > end:
                 sys.exit(speaks and f"{HERE}: waited {args.wait} s for the machine of the rendezvous, {args.host}:{args.port}: "
-                         f"{error}. Is it started, is this its `hostname`, does a firewall drop what comes from here?")
+                         f"{error}. Has it been started, is this its `hostname`, does a firewall drop packets from here?")
         time.sleep(0.2)
 
 

@@ -138,7 +138,7 @@ def what_differs(processes, first, answers):
         ahead = answers[each["rank"]]["clock"] - answers[0]["clock"]
         if abs(ahead) > 5:  # torchrun's heartbeats bear 15
             faults.append(f"the clock of {each['machine']} is {ahead:+.1f} s from that of {first[0]['machine']}")
-    return end_part(faults, "nothing that must not")
+    return end_part(faults, "nothing that has to be the same")
 
 
 def who_reaches_whom(first, answers):
@@ -183,7 +183,8 @@ def how_fast(args, processes, first, port):
                 faults.append(f"the sum of an all-reduce {name} is wrong in {names(wrong)}")
             stated = min(process["speed"] or 1 for process in group)
             if " - " in name and speed < stated / 4:
-                remarks.append(f"remark: {name}: {speed:.3g} of {stated:g} Gbit/s, which the network cards state (or 1)")
+                remarks.append(f"remark: {name}: {speed:.3g} of {stated:g} Gbit/s, which the network cards state "
+                               "(1 is assumed if they state nothing)")
         if faults or not remarks:
             break
     ways = {f"NCCL's way between machines: {way}" for answer in answers.values() for way in answer["ways"]}
