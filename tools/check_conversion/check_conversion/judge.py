@@ -55,7 +55,7 @@ def check_original(original):
         raise CannotSay(f"the check cannot begin in that Python: {error[1]}")
     if original.status:
         raise CannotSay(f"{original.name} fails under the check ({own_error(original.stderr)}): "
-                        "does it run alone?")
+                        "does it run without the check?")
     if not original.ranks:
         raise CannotSay(f"{original.name} takes no optimizer step{resumed(original)}")
 
@@ -70,8 +70,8 @@ def check_nudged(original, nudged):
         if reason:
             raise CannotSay(f"{original.name} draws new numbers each time ({reason}): begin it "
                             "with torch.manual_seed(0), random.seed(0) and numpy.random.seed(0), "
-                            "and seed its own generators, not by the time; a set of strings has "
-                            "another order each time, too")
+                            "and seed its own generators with fixed numbers, not with the time; "
+                            "a set of strings also has a different order in each run")
     changed = "with weights moved by one rounding and with other clocks"
     if nudged.status:
         raise CannotSay(f"{original.name} fails in its second run, {changed}: "
@@ -115,7 +115,8 @@ def say_training(agree, converted, counts, stood_still):
     if agree.not_shared_out:
         yield str(Fault("each rank computes all of it", "Two routes"))
     elif agree.whole:
-        yield "every rank runs the whole forward pass, and its loss is that of its part"
+        yield ("every rank runs the forward pass on the whole batch, but takes the loss of its own part "
+               "only")
     if agree.noise:
         yield (f"not compared, because their gradients are nothing but rounding: "
                f"{', '.join(agree.noise[:5])}{f' and {len(agree.noise) - 5} more' * (len(agree.noise) > 5)}")

@@ -197,7 +197,7 @@ def compare_left(original, nudged, converted, drift):
     if more := [name for name in others if name not in in_both.values()]:
         remarks.append(f"written by {converted.name} alone: {', '.join(more)}")
     if varying:
-        remarks.append(f"not compared, because another run of {original.name} leaves another: "
+        remarks.append(f"not compared, because {original.name} writes it differently in each run: "
                        f"{', '.join(varying)}")
     if unread:
         remarks.append(f"not read: {', '.join(unread)}")

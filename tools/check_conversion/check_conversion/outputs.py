@@ -141,7 +141,7 @@ def compare_texts(texts, names, drift, verb="printed"):
     remarks = [named(f"not {verb} by {names[1]} in these words", missing),
                named(f"not compared, because another run of {names[0]} has other lines",
                      other_words),
-               named("compared without what is another in each run, like a time", varying)]
+               named("compared except for what differs in each run, such as a time", varying)]
     said = (f"{same} of {total} lines the same" if total else
             f"{names[0]} prints no line" if converted else "no line by either")
     count = (f"{same} of {total} lines" if same < total else many(total, "line")) if total else ""
