@@ -59,7 +59,7 @@ def compare_beside(k, steps, nudged, ranks, name):
     rows = [*zip(steps, nudged, *ranks)][:k]
     for which, (one, moved, *shares) in enumerate(rows, 1):
         names, rank = between_ranks(shares)
-        said = (f"differs between ranks 0 and {rank} in step {which}: DDP averages gradients alone, "
+        said = (f"differs between ranks 0 and {rank} in step {which}: DDP averages only gradients, "
                 "so each rank must compute it from the whole batch")
         if not names:
             names = from_original(one, moved, shares[0])

@@ -50,8 +50,11 @@ class Evidence:
         return [share.states.get(generator) for share in self.shares]
 
     def as_before(self, generator):
-        """Every rank has drawn what the original has: such numbers are no cause."""
-        return {*self.states(generator)} == {self.one.states.get(generator)}
+        """Every rank has drawn what the original has, until the model was called at least: how much
+        a loss draws then follows from what it is given. Such numbers are no cause."""
+        until_then = {share.after_model.get(generator) for share in self.shares}
+        return {*self.states(generator)} == {self.one.states.get(generator)} or (
+            generator in self.one.after_model and until_then == {self.one.after_model[generator]})
 
     @property
     def drawing(self):
@@ -70,7 +73,7 @@ class Evidence:
 
 def why(e):
     """What explains another step: the first of these that was seen."""
-    seen = (not_trained(e) or other_length(e) or same_numbers(e) or some_draw(e)
+    seen = (not_trained(e) or other_length(e) or same_numbers(e)
             or other_samples(e) or (not e.drawing and e.beside()) or other_factor(e)
             or own_numbers(e) or unequal(e))
     return seen if seen or e.blurred else what_is_known(e)
@@ -79,7 +82,7 @@ def why(e):
 def not_trained(e):
     if not any(e.shares[0].gradients) and any(e.one.gradients):
         return Fault("there are no gradients: does the optimizer hold the parameters of the model "
-                     "that is trained, or was it made earlier?", "Training goes through DDP")
+                     "that is trained, or was the optimizer made before that model?", "Training goes through DDP")
     return None
 
 
@@ -91,7 +94,7 @@ def other_length(e):
 def of_lengths(e):
     if 0 in e.lengths or e.lengths[0] == e.lengths[1]:
         return None
-    said = f"an epoch had {e.lengths[0]} steps and has {e.lengths[1]}"
+    said = f"an epoch had {e.lengths[0]} steps in {e.name} and now has {e.lengths[1]}"
     before, now = (noted.drop_last for noted in e.passes[:2])
     if now and e.lengths[1] < e.lengths[0]:
         said += f": {now}(drop_last=True) leaves out the last batch, which is smaller"
@@ -122,18 +125,18 @@ def other_samples(e):
         return Fault(f"the samples are drawn by {original.sampler} in {e.name}, by "
                      f"{ours.sampler or 'no sampler'} now", "Two routes")
     if ours.again:
-        return Fault("the samples come in the order of an epoch before: no set_epoch", "Two routes")
+        return Fault("the samples come in the order of an earlier epoch: set_epoch was not called", "Two routes")
     if original.sampler and ours.sampler and original.shuffles != ours.shuffles and (
             relation == Relation.OTHERS):
         shuffling = original.sampler if original.shuffles else ours.sampler
-        return Fault(f"one of the two shuffles, by {shuffling}, one does not", "Two routes")
+        return Fault(f"one of the two scripts shuffles, with {shuffling}; the other does not", "Two routes")
     if relation in SAID:
         said = SAID[relation]
         return Fault(f"samples are {said}: {e.samples.sizes}", "Two routes")
     if relation == Relation.OTHERS:
         if fault := of_lengths(e):
             return fault
-        if fault := own_order(e):
+        if fault := own_order(e) or some_draw(e):
             return fault
         if e.drawing and not e.samples.whole_numbers:
             return drawn_numbers(e)  # which may turn a sample into another one's like
@@ -149,11 +152,11 @@ def other_factor(e):
         return None
     is_factor = f"all gradients are {e.factor:.4g} times those of {e.name}"
     if math.isclose(e.factor * e.count, 1, rel_tol=0.01) and e.count > 1:
-        reason = ("the sum of the ranks' losses is the loss before: DDP takes the mean over ranks, "
+        reason = ("the sum of the ranks' losses is the original's loss: DDP takes the mean over ranks, "
                   "so multiply by world_size" if e.losses == Losses.SUM else
                   "DDP takes the mean over ranks (is the loss a sum over the batch, or are "
                   "gradients clipped to another norm?)")
-        return Fault(f"{is_factor} = 1/{e.count}, the number of processes: {reason}",
+        return Fault(f"{is_factor}, which is 1 / the number of processes ({e.count}): {reason}",
                      "Sums and unequal parts")
     if math.isclose(e.factor, e.count, rel_tol=0.01) and e.count > 1:
         return Fault(f"{is_factor}, the number of processes", "Sums and unequal parts")
@@ -189,15 +192,15 @@ def drawn_numbers(e):
     """What is drawn for its own samples must differ between ranks; then no more can be compared."""
     if alike := [name for name in e.drawing if e.alike(name)]:
         return Fault(f"both draw random numbers in each step, {e.by(alike)}, and all "
-                     "ranks the same: noise, augmentation or the samples of a batch",
+                     "ranks draw the same ones: for noise, augmentation or the samples of a batch",
                      "Random numbers")
     if parted := [name for name in e.drawing if name in e.alike_before]:
         return Fault(f"the ranks drew the same random numbers until here, {e.by(parted)}, and do "
                      "so no longer: one of them has drawn more", "Random numbers")
     if e.drawing:
         where = f", seen in {' and '.join(drawn_values(e))}" * bool(drawn_values(e))
-        return Fault(f"both draw random numbers in each step, {e.by(e.drawing)}, each rank its "
-                     f"own{where}, as it should for noise and augmentation. Nothing more can be "
+        return Fault(f"both draw random numbers in each step, {e.by(e.drawing)}, and each rank "
+                     f"draws its own{where}, as it should for noise and augmentation. Nothing more can be "
                      "seen until these are 0 in both scripts, or drawn for the whole batch",
                      "Random numbers", unknown=True)
     return None
@@ -224,6 +227,8 @@ def some_draw(e):
 
 def own_order(e):
     """Numbers that are drawn once a pass order its samples: all ranks need the same."""
+    if e.step == 1 and not e.one.passes:
+        return None  # what was drawn made the model and the data
     for name in e.one.draws:
         if name not in e.each_step and len({*e.states(name)}) > 1:
             return Fault(f"the ranks draw different random numbers once a pass, {e.by([name])}, and "
@@ -236,6 +241,8 @@ def own_numbers(e):
     if loss_is_explained(e) or e.samples.relation not in (
             Relation.SAME, Relation.VALUES, Relation.UNKNOWN):
         return None
+    if fault := some_draw(e):
+        return fault
     if e.drawing:
         return drawn_numbers(e)
     values = " and ".join(drawn_values(e))
@@ -269,11 +276,11 @@ def what_is_known(e):
                      "does not: was its state loaded, as in the original?",
                      "Load first, then DDP")
     size = distance(e.one.gradients, e.shares[0].gradients) / (norm(e.one.gradients) or 1)
-    said = f"gradients {size:.2g} of their norm apart, most in {where}"
+    said = f"gradients differ by {size:.2g} of their norm, most in {where}"
     if e.losses in (Losses.MEAN, Losses.EACH):
         return Fault(f"{known} and the same loss, {said}", "Errors that vary")
     if e.losses == Losses.SUM:
-        return Fault(f"{known}, and the ranks' losses sum up to the loss before; {said}",
+        return Fault(f"{known}, and the ranks' losses add up to the original's loss; {said}",
                      "Sums and unequal parts")
     if e.losses == Losses.OTHER:
         parts = ", ".join(f"{sum(share.losses):.6g}" for share in e.shares)

@@ -3,8 +3,8 @@
 check-conversion "python train.py --epochs 2" \\
     "torchrun --standalone --nproc_per_node=2 train_ddp.py --epochs 2"
 
-The status is 0 where they train, print and save the same, 1 where not, 2 where
-that cannot be said. Each run has a copy of this folder; nothing in the folder
+The status is 0 if both train, print and save the same, 1 if not, 2 if that
+cannot be judged. Each run has a copy of this folder; nothing in the folder
 itself changes.
 """
 import argparse
@@ -50,7 +50,7 @@ def no_float64(run):
 
 def in_float32(before, after, reason):
     verdict = compare(before, after, float32=True)
-    verdict.lines.append(f"compared in float32, for it does not bear float64: {reason}")
+    verdict.lines.append(f"compared in float32, because the script does not work in float64: {reason}")
     return verdict
 
 
@@ -58,7 +58,7 @@ def check(args, workspace):
     verdict = compare(functools.partial(run, args.before, workspace, args),
                       functools.partial(run, args.after, workspace, args), args.float32)
     if changed := workspace.changed(OUTPUTS):
-        raise CannotSay(f"{changed[0]} has changed meanwhile: by one of the scripts, if not by you")
+        raise CannotSay(f"{changed[0]} changed during the check: if not by you, then by one of the scripts")
     return verdict
 
 

@@ -55,7 +55,7 @@ def check_original(original):
         raise CannotSay(f"the check cannot begin in that Python: {error[1]}")
     if original.status:
         raise CannotSay(f"{original.name} fails under the check ({own_error(original.stderr)}): "
-                        "does it run alone?")
+                        "does it run without the check?")
     if not original.ranks:
         raise CannotSay(f"{original.name} takes no optimizer step{resumed(original)}")
 
@@ -70,8 +70,8 @@ def check_nudged(original, nudged):
         if reason:
             raise CannotSay(f"{original.name} draws new numbers each time ({reason}): begin it "
                             "with torch.manual_seed(0), random.seed(0) and numpy.random.seed(0), "
-                            "and seed its own generators, not by the time; a set of strings has "
-                            "another order each time, too")
+                            "and seed its own generators with fixed numbers, not with the time; "
+                            "a set of strings also has a different order in each run")
     changed = "with weights moved by one rounding and with other clocks"
     if nudged.status:
         raise CannotSay(f"{original.name} fails in its second run, {changed}: "
@@ -115,7 +115,8 @@ def say_training(agree, converted, counts, stood_still):
     if agree.not_shared_out:
         yield str(Fault("each rank computes all of it", "Two routes"))
     elif agree.whole:
-        yield "every rank runs the whole forward pass, and its loss is that of its part"
+        yield ("every rank runs the forward pass on the whole batch, but takes the loss of its own part "
+               "only")
     if agree.noise:
         yield (f"not compared, because their gradients are nothing but rounding: "
                f"{', '.join(agree.noise[:5])}{f' and {len(agree.noise) - 5} more' * (len(agree.noise) > 5)}")
@@ -182,9 +183,9 @@ def judge(original, nudged, converted):
     lines = [*say_training(agree, converted, [part.count for part in parts.values()], stood_still),
              *(line for name, part in parts.items() for line in say_part(name, part)),
              *say_why(stood_still, converted)]
-    wrong = agree.not_shared_out or any(part.faults for part in parts.values())
-    if agree.blurred and not wrong:
+    faults = [fault for part in parts.values() for fault in part.faults]
+    if agree.blurred and not agree.not_shared_out and all(fault.measured for fault in faults):
         raise CannotSay(f"the same up to step {agree.blurred - 1} of {agree.steps}; from there on "
-                        "rounding alone moves the weights by 1% of what training does, and smaller "
-                        "faults cannot be seen")
-    return Verdict(int(wrong), lines)
+                        "rounding alone moves the weights by 1% of what training does, and neither "
+                        "smaller faults nor the figures of later steps can be judged")
+    return Verdict(int(agree.not_shared_out or bool(faults)), lines)

@@ -155,7 +155,7 @@ def compare_arrays(name, one, nudged, other, drift):
             hint = " (names begin with `module.`)" * (ours is None and f"module.{key}" in other.arrays)
             faults.append(Fault(f"{name}: {key} {shape}{hint}", "Saving"))
         elif not distance(array, ours)[0] <= TIMES * max(moved, drift * size):
-            faults.append(Fault(f"{name}: a different {key} is saved", "Saving"))
+            faults.append(Fault(f"{name}: a different {key} is saved", "Saving", measured=True))
     return faults[:1], varying
 
 
@@ -197,7 +197,7 @@ def compare_left(original, nudged, converted, drift):
     if more := [name for name in others if name not in in_both.values()]:
         remarks.append(f"written by {converted.name} alone: {', '.join(more)}")
     if varying:
-        remarks.append(f"not compared, because another run of {original.name} leaves another: "
+        remarks.append(f"not compared, because {original.name} writes it differently in each run: "
                        f"{', '.join(varying)}")
     if unread:
         remarks.append(f"not read: {', '.join(unread)}")

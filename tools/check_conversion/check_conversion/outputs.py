@@ -131,7 +131,7 @@ def compare_texts(texts, names, drift, verb="printed"):
     if parted:
         shown = "".join(f"\n  {names[0]}: {a}\n  {names[1]}: {b}" for a, b in parted[:SHOWN])
         more = f"\n  and {len(parted) - SHOWN} more lines" * (len(parted) > SHOWN)
-        faults.append(Fault(f"{verb} differently:{shown}{more}\n ", "Printed figures"))
+        faults.append(Fault(f"{verb} differently:{shown}{more}\n ", "Printed figures", measured=True))
     figures = [line for line in missing if re.search(TOKEN, line)]
     if figures and not same and not parted and not any("#" in words for words in converted):
         faults.append(Fault(f"{names[1]} prints none of the {len(figures)} lines with figures that "
@@ -141,7 +141,7 @@ def compare_texts(texts, names, drift, verb="printed"):
     remarks = [named(f"not {verb} by {names[1]} in these words", missing),
                named(f"not compared, because another run of {names[0]} has other lines",
                      other_words),
-               named("compared without what is another in each run, like a time", varying)]
+               named("compared except for what differs in each run, such as a time", varying)]
     said = (f"{same} of {total} lines the same" if total else
             f"{names[0]} prints no line" if converted else "no line by either")
     count = (f"{same} of {total} lines" if same < total else many(total, "line")) if total else ""
@@ -204,7 +204,7 @@ def compare_logged(original, nudged, converted, drift):
                   if not varies and judge.parts(a, b, c)]
         if parted:
             faults.append(Fault(f"{to}: {name} is {parted[0][1]:.6g} instead of "
-                                f"{parted[0][0]:.6g}", "Printed figures"))
+                                f"{parted[0][0]:.6g}", "Printed figures", measured=True))
         same[to] += len(figures) - sum(moved)
     said = "; ".join(f"{to}: {count} figures the same" for to, count in same.items())
     remark = named(f"not compared, because another run of {original.name} logs others", varying)
@@ -266,24 +266,25 @@ def compare_save(name, one, nudged, other, judges, drift, in_other_order):
     ours = {**other.tensors, **other.values}
     if any("module." in key for key in ours) and not any(
             "module." in key for key in {**one.tensors, **one.values}):
-        return f"{name}: the saved names begin with `module.`", "Saving"
+        return Fault(f"{name}: the saved names begin with `module.`", "Saving")
     renamed = under_other_names(one, other)
     tensors = {renamed.get(key, key): saved for key, saved in other.tensors.items()}
     missing = [key for key in one.tensors if key not in tensors]
     missing += [key for key in one.values if key not in other.values]
     if missing:
-        return f"{name}: {', '.join(missing[:3])} is not saved", "Saving"
+        return Fault(f"{name}: {', '.join(missing[:3])} is not saved", "Saving")
     for key, (shape, _) in one.tensors.items():
         if tensors[key][0] != shape:
-            return f"{name}: {key} is saved with a different shape", "Saving"
+            return Fault(f"{name}: {key} is saved with a different shape", "Saving")
     if key := tensors_apart(one, nudged, tensors, drift, in_other_order):
-        return f"{name}: a different {key} is saved", "Saving"
+        return Fault(f"{name}: a different {key} is saved", "Saving", measured=True)
     parted = [key for key, a in one.values.items() if not is_setting(key, a)
               and not judges[key].varies(a, again := nudged.values.get(key, math.inf))
               and judges[key].parts(a, again, other.values[key])]
     if parted:
         said = ", ".join(f"{other.values[key]:g} instead of {one.values[key]:g}" for key in parted)
-        return f"{name}: a different {', '.join(parted)} is saved: {said}", "Printed figures"
+        return Fault(f"{name}: a different {', '.join(parted)} is saved: {said}", "Printed figures",
+                     measured=True)
     return None
 
 
@@ -309,7 +310,7 @@ def compare_saved(original, nudged, converted, drift):
             parted = [compare_save(ours, one, nudge, other, judges, drift, in_other_order)
                       for one, nudge, (_, other) in zip(saves, again, others[ours])]
             same += [name] * len(saves)
-            faults += [Fault(*text) for text in parted if text][:1]
+            faults += [fault for fault in parted if fault][:1]
     if missing := [name for name in found if name not in in_both]:
         faults.append(Fault(f"{len(others)} files are saved instead of {len(found)}, without "
                             f"{', '.join(missing)}", "Saving"))

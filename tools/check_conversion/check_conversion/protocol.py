@@ -94,6 +94,7 @@ class Step:
     norms: list = field(default_factory=list)  # of gradients, before they were clipped
     passes: list = field(default_factory=list)  # over the samples, those that this step comes of
     states: dict = field(default_factory=dict)  # a checksum of each generator's
+    after_model: dict = field(default_factory=dict)  # the same, when the model was last called
     draws: list = field(default_factory=list)  # generators that moved since the step before
     drawn_at: dict = field(default_factory=dict)  # the user's line that moved each, once a run
     stood_still: set = field(default_factory=set)  # of what the check keeps from changing

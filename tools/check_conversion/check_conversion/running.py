@@ -111,7 +111,7 @@ def wait(started, records, args):
             raise CannotSay("interrupted")
         idle = time.time() - max(file.stat().st_mtime for file in records.iterdir())
         if idle > args.patience and (idle > 60 or read_processes(records)):  # torch may be imported yet
-            return [*where_ranks_wait(records)] or ["no rank has come so far"]
+            return [*where_ranks_wait(records)] or ["no rank has reported yet"]
     return []
 
 

@@ -14,6 +14,7 @@ class Fault:
     heading: str  # of the chapter, which says what to do
     step: int = 0
     unknown: bool = False  # it keeps the check from seeing more, and is none
+    measured: bool = False  # it rests on how far two figures are apart
 
     def __str__(self):
         step = f"step {self.step}: " if self.step else ""

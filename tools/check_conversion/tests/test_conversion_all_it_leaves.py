@@ -122,7 +122,7 @@ def test_what_is_left_otherwise_is_named(change):
 
 
 @pytest.mark.parametrize("ranks, said", [
-    ([1], "memory.keys differs between ranks 0 and 1 in step 2: DDP averages gradients alone"),
+    ([1], "memory.keys differs between ranks 0 and 1 in step 2: DDP averages only gradients"),
     ([0, 1], "memory.keys differs from that of train.py in step 2")])
 def test_a_buffer_is_named_as_the_cause_where_it_has_just_parted(ranks, said):
     original, nudged, converted = copy.deepcopy(synchronised())

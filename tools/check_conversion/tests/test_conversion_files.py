@@ -92,7 +92,7 @@ def test_a_file_that_changes_meanwhile_is_said_before_any_verdict_unless_the_ver
     monkeypatch.setattr("sys.argv", ["check-conversion", "python train.py", "torchrun train_ddp.py"])
     assert command.main() == status
     said = capsys.readouterr()
-    assert ("the same training" in said.out) == (not status) == ("check.txt has changed meanwhile" not in said.err)
+    assert ("the same training" in said.out) == (not status) == ("check.txt changed during the check" not in said.err)
 
 
 def test_more_than_a_gigabyte_is_refused_and_named(project):

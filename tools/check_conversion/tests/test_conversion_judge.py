@@ -143,7 +143,7 @@ VERDICTS = [  # status, what is said, and by what change
     (1, NOT + "step 7: ranks 0 and 1 have different weights: .*Load first, then DDP", at(7, [1], before=times(1.1))),
     (1, NOT + "step 1: it begins with different weights.*Load first", at(1, before=times(1.1))),
     (1, NOT + "step 7: the weights differ before the step, although they agreed after the", at(7, before=times(1.1))),
-    (1, NOT + "step 1: all gradients are 0.5 times .* = 1/2, .*the sum of the ranks' losses is the loss before", at(
+    (1, NOT + "step 1: all gradients are 0.5 times .*the sum of the ranks' losses is the original's", at(
         1, after=times(1.01), gradients=times(0.5), losses=lambda losses: [losses[0] / 2])),
     (1, NOT + "step 1: there are no gradients: does the optimizer hold", at(1, after=times(1.01), gradients=times(0))),
     (1, NOT + "step 2: the same samples, and the gradients agree, but the optimizer's step does not", at(2, after=times(1.01))),
@@ -151,13 +151,13 @@ VERDICTS = [  # status, what is said, and by what change
         2, after=times(1.01), gradients=uneven, losses=lambda _: [7.0])),
     (1, NOT + r"step 1: ranks 0 and 1 shuffle differently, by DistributedSampler's seed and epoch \(0, 0\) and \(1, 0\)", at(
         1, [1], passes=lambda passes: [setattr(passes[-1], "asked", (1, 0)), passes][1])),
-    (1, NOT + "step 1: both draw random numbers in each step, by numpy, and all ranks the same.*Random numbers", noise(own=0)),
-    (2, "cannot be judged: step 1: both draw random numbers in each step, by numpy, each rank its own, as it", noise(own=1)),
+    (1, NOT + "step 1: both draw random numbers in each step, by numpy, and all ranks draw the same", noise(own=0)),
+    (2, "cannot be judged: step 1: both draw random numbers in each step, by numpy, and each rank draws its own", noise(own=1)),
     (1, NOT + "step 6: ReduceLROnPlateau is given 2 instead of 1.*Decisions", add(
         (0, 0, Score(1, 6)), (1, 0, Score(1, 6)), (2, 0, Score(2, 6)), (2, 1, Score(2, 6)))),
-    (1, NOT + "step 6: an epoch had 6 steps and has 5: DataLoader.drop_last=True. leaves out the last batch", shorter_epochs),
+    (1, NOT + "step 6: an epoch had 6 steps in train.py and now has 5: DataLoader.drop_last=True.", shorter_epochs),
     (1, "the same training, but not shared out: 12 steps .*each rank computes all of it. See \"Two routes", whole_batches(1)),
-    (0, "the same training: .* every rank runs the whole forward pass, and its loss is that of its part", whole_batches(1 / 2)),
+    (0, "the same training: .* every rank runs the forward pass on the whole batch", whole_batches(1 / 2)),
     (0, "the same training: ", no_rates),
     (0, "the same .* not compared, because their gradients are nothing but rounding: 0.weight printed", noisy_gradients),
     (2, "cannot be judged: the same up to step 3 of 12; from there on rounding alone moves the weights", rounding_grows),

@@ -77,18 +77,18 @@ FLOATS = ("x = torch.randn(144, 4)\n", "x = torch.from_numpy(numpy.random.Random
 
 NOT, SAME = "NOT THE SAME TRAINING ", "the same training: 12 steps .*weights within .e-1. .*2 of 2 lines the same"
 LIVE = {  # status, what is said, the two scripts, and with how many processes
-    "a loss that is a sum": (1, NOT + "step 1: all gradients are 0.5 times those of train.py = 1/2,", both(
+    "a loss that is a sum": (1, NOT + "step 1: all gradients are 0.5 times those of train.py, which is 1 / the number", both(
         (LOSS, 'nn.functional.mse_loss(model(x), y, reduction="sum") / 50')), 2),
     "unequal parts": (1, NOT + "step 6: a mean over parts that are not equal", both(LESS, after=[WHOLE, PART]), 2),
     "not shared out": (1, "the same training, but not shared out: 12 steps with 2 processes", both(after=[WHOLE]), 2),
     "a shuffle by each rank": (1, NOT + "step 1: ranks 0 and 1 shuffle differently, each by random numbers", both(after=[
         ("optimizer = ", "torch.manual_seed(rank)\noptimizer = "), ("24 // world_size, sampler=sampler", "24, shuffle=True"),
         PART]), 2),
-    "no set_epoch": (1, NOT + "step 7: .*no set_epoch", both(after=[("    sampler.set_epoch(epoch)\n", "")]), 2),
+    "no set_epoch": (1, NOT + "step 7: .*set_epoch was not called", both(after=[("    sampler.set_epoch(epoch)\n", "")]), 2),
     "another sampler": (1, NOT + "step 1: the samples are drawn by WeightedRandomSampler in train.py, by Distributed", both(
         before=[("24, shuffle=True", "24, sampler=torch.utils.data.WeightedRandomSampler(1 + torch.arange(144), 144)")]), 2),
     "repeated samples": (1, NOT + r"step 6: samples are repeated.*\[13, 4\]", both(LESS), 2),
-    "drop_last": (1, NOT + r"step 6: an epoch had 6 steps and has 5: DataLoader\(drop_last=True\) leaves out the last", both(
+    "drop_last": (1, NOT + r"step 6: an epoch had 6 steps in train.py and now has 5: DataLoader\(drop_last=True\)", both(
         LESS, after=[("sampler=sampler", "sampler=sampler, drop_last=True")]), 2),
     "no DDP": (1, NOT + "step 1: ranks 0 and 1 .*in no DDP.*Training goes through", both(after=NO_DDP), 2),
     "noise": (1, NOT + r"step 1: both draw random numbers in each step, by torch \(at train.py:16\)", both(NOISE), 2),
@@ -107,7 +107,7 @@ LIVE = {  # status, what is said, the two scripts, and with how many processes
         ("randn(144", "randn(122"), NORM, after=[WHOLE, PART]), 2),
     "an error": (1, r"it fails after \d, .* steps of the ranks: .*train_ddp.py:\d+: ValueError: my own. See \"Errors", both(
         after=[(STEP, STEP + "        if rank == 1 and epoch == 1:\n            raise ValueError('my own')\n")]), 2),
-    "float32": (0, "weights within .e-0[78] .*compared in float32, for it does not bear float64: ", both(
+    "float32": (0, "weights within .e-0[78] .*compared in float32, because the script does not work in float64: ", both(
         (MODEL, MODEL + ".float()"), ("model(x)", "model(x.float())")), 2),
     "data in float32": (0, SAME, both(NUMPY, FLOATS), 2),
     "BatchNorm and dropout": (0, 'not BatchNorm, dropout .*BatchNorm kept its statistics, .*dropout was 0, so', both(NORM), 2),

@@ -65,7 +65,7 @@ def lines(original, nudged, converted, drift=1e-6):
 def test_what_varies_between_two_runs_of_the_original_is_not_compared_and_said(original, nudged, converted):
     faults, _, remarks = lines(original, nudged, converted)
     assert not faults and remarks == [
-        "compared without what is another in each run, like a time: " + original.split("\n")[0]
+        "compared except for what differs in each run, such as a time: " + original.split("\n")[0]
         + " (and 1 more line)" * ("\n" in original)]
 
 

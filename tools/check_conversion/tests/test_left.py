@@ -90,5 +90,6 @@ def test_what_was_not_compared_is_said():
     other = {"time.npy": [9.], "events": events}
     one = compared({"time.npy": [1.], "events": events}, other | {"more.txt": "1"}, again=other)
     assert not one.faults and one.remarks == [
-        "written by train_ddp.py alone: more.txt", "not compared, because another run of train.py leaves another: time.npy: a",
+        "written by train_ddp.py alone: more.txt",
+        "not compared, because train.py writes it differently in each run: time.npy: a",
         "not read: events (neither text nor arrays)"]

@@ -13,8 +13,9 @@ CHANGES = {  # which arguments of an event are paths that change
          "shutil.rmtree"), (0,))}
 FOLLOW = "open", "os.truncate", "os.chmod", "os.chown", "os.utime"  # a link to what it stands for
 # What is nobody's work: devices, and what packages keep to be faster the next time.
-FREE = ["/dev", "/proc", "/sys", *(os.path.expanduser(path) for path in (
-    os.environ.get("XDG_CACHE_HOME", "~/.cache"), "~/.triton", "~/.nv", "~/.config/matplotlib"))]
+FREE = ["/dev", "/proc", "/sys", *map(os.path.expanduser, (
+    os.environ.get("XDG_CACHE_HOME", "~/.cache"), "~/.triton", "~/.nv", "~/.config/matplotlib")),
+    *(os.environ[name] for name in ("TORCH_HOME", "HF_HOME", "MPLCONFIGDIR") if os.environ.get(name))]
 settings = None
 written = set()  # files of the copy that this process has begun anew
 

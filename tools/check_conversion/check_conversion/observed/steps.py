@@ -85,6 +85,7 @@ def outermost(forward):
             return forward(module, *given, **options)
         finally:
             in_forward = False
+            now.after_model = generators.states()
     return note_and_go
 
 
