@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-pytest.register_assert_rewrite("launch")  # its assertions too show what differs
+pytest.register_assert_rewrite("launch", "chapters", "hosts", "runs")  # their assertions too show what differs
 from fixtures import fashion_mnist, folder, hosts, slurm, small  # noqa: F401
 from launch import PACKAGES
 
