@@ -72,6 +72,7 @@ def run(command, workspace, args, **options):
     waits, left = [], []
     try:
         waits = wait(started, records, args)
+        time.sleep(0.1)  # while a process becomes another program, its environment reads empty
         end = time.monotonic() + (0 if waits else ENDING)  # loader workers see late that they are alone
         while (left := [*processes(settings.records)]) and time.monotonic() < end:
             time.sleep(0.1)
