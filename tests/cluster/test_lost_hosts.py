@@ -24,31 +24,31 @@ def test_a_worker_killed_on_the_host_without_rank_0_costs_no_bit(hosts):
 
 
 def test_a_lost_host_is_done_without_and_taken_in_again(hosts, small):
-    line = f"{ELASTIC} {hosts[0].rendezvous}", 15, 1, *small
+    line = f"{ELASTIC} {hosts[0].rendezvous}", 10, 1, *small
     one, other = torchrun(hosts, *line, **RESTARTS, **first(ALONE))
     one.wait_for("processes: 2,")
-    one.wait_for("/15 | loss")
+    one.wait_for("/10 | loss")
     other.kill()  # all of its processes, as when its power fails
     one.wait_for("processes: 1,")
-    one.wait_for("/15 | loss")
+    one.wait_for("/10 | loss")
     back, = torchrun([hosts[1]], *line, **RESTARTS, **first(ALONE))
     one.wait_for("processes: 2,")
-    assert end([one, back]) == on_one_device(15, *small)
+    assert end([one, back]) == on_one_device(10, *small)
 
 
 def test_another_host_goes_on_where_the_one_with_rank_0_is_lost(hosts, small, folder):
     """Rank 0 is on the host that sorts first, the rendezvous on the other, the checkpoint where both see it."""
-    lost, other = torchrun(hosts, f"{ELASTIC} {hosts[1].rendezvous}", 15, 1, *small, "--checkpoint", folder / "shared.pt",
+    lost, other = torchrun(hosts, f"{ELASTIC} {hosts[1].rendezvous}", 10, 1, *small, "--checkpoint", folder / "shared.pt",
                            **RESTARTS, **first(ALONE))
     lost.wait_for("processes: 2,")
     for _ in range(2):
-        lost.wait_for("/15 | loss")
+        lost.wait_for("/10 | loss")
     lost.kill()
     lost.wait()  # and read what it still had printed
     (hosts[1].folder / "go").touch()
     end([other])
-    assert "processes: 1," in other.stdout and re.search(r"shared.pt: [1-9]\d? of 15 epochs are done", other.stdout)
-    assert figures(lost.stdout) | figures(other.stdout) == on_one_device(15, *small)
+    assert "processes: 1," in other.stdout and re.search(r"shared.pt: [1-9]\d? of 10 epochs are done", other.stdout)
+    assert figures(lost.stdout) | figures(other.stdout) == on_one_device(10, *small)
 
 
 # multinode.py waits ten minutes for a host that is silent.

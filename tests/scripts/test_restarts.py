@@ -3,14 +3,13 @@ import os
 import signal
 
 import torch
-from launch import AS_PYTHON_3_14_DOES, RESTARTS, after, figures, hold, load, start, train
+from launch import RESTARTS, after, figures, hold, load, start, train
 
 
 def test_a_killed_worker_costs_no_bit_under_torchrun_with_restarts():
     not_yet = "os.environ['TORCHELASTIC_RESTART_COUNT'] != '0' or saves.append(0) or len(saves) < 2"
     held = "saves = []\n" + hold("os.replace", unless=not_yet)  # it does not end before that kill
-    job = start("multigpu_torchrun.py", 6, 2, "--workers", 1, torchrun=["--max-restarts=3"], **RESTARTS,
-                before=AS_PYTHON_3_14_DOES + held)
+    job = start("multigpu_torchrun.py", 6, 2, torchrun=["--max-restarts=3"], before=held, **RESTARTS)
     job.wait_for("epoch 3/6")
     os.kill(job.workers()[1], signal.SIGKILL)
     assert job.wait() == 0, job.stderr
