@@ -1,4 +1,5 @@
 import os
+import tempfile
 
 import pytest
 
@@ -13,6 +14,9 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     os.environ["TEST_DEVICE"] = config.getoption("--device")
+    # What was compiled for one instruction set fails with another, and torch 2.15 keeps both under one name.
+    place = f"torchinductor_tests_{os.getuid()}_{os.environ.get('ATEN_CPU_CAPABILITY', 'default')}"
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), place)
 
 
 def pytest_unconfigure(config):
