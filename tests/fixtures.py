@@ -36,12 +36,6 @@ def fashion_mnist(tmp_path_factory):
     return write
 
 
-@pytest.fixture(scope="session")
-def small(fashion_mnist):
-    """Options for little data, where all is done in float64."""
-    return *fashion_mnist(480, 101), "--batch-size", 48
-
-
 @pytest.fixture
 def hosts(folder):
     """Two hosts, each with a folder of its own."""

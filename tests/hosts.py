@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launch import IN_FLOAT64, ROOT, TORCHRUN, Job, figures, first, needs, train
+from launch import EXACT, ROOT, SMALL, TORCHRUN, Job, figures, first, needs, train
 
 # What $1 to $4 are: name, address, switch and folder.
 SWITCH = """
@@ -34,6 +34,7 @@ ProctrackType=proctrack/linuxproc
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -106,8 +107,8 @@ def end(jobs):
     return figures(jobs[0].stdout)
 
 
-def on_one_device(epochs, *data):
-    return figures(train("single_gpu.py", epochs, *data, before=IN_FLOAT64).stdout)
+def on_one_device(epochs):
+    return figures(train("single_gpu.py", epochs, *SMALL, before=EXACT).stdout)
 
 
 class Slurm:

@@ -42,6 +42,24 @@ IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where t
 EXACT_ON_GPUS = "import torch; torch.backends.cudnn.allow_tf32 = False; torch.use_deterministic_algorithms(True)\n"
 AS_PYTHON_3_14_DOES = "import multiprocessing\nmultiprocessing.set_start_method('forkserver')\n"  # loader workers
 
+
+
+def little_data(train=480, held_out=101):
+    """Lines by which the data that are made in memory are these few."""
+    return f"""
+import torch, utils
+def little_data():
+    generator = torch.Generator().manual_seed(0)
+    for size in ({train}, {held_out}):
+        labels = torch.randint(10, (size,), generator=generator)
+        images = torch.randn(size, 3, 32, 32, generator=generator) + labels[:, None, None, None] / 5
+        yield torch.utils.data.TensorDataset(images, labels)
+utils.synthetic_data = lambda: [*little_data()]
+"""
+
+
+SMALL, LITTLE_DATA = ("--batch-size", 48), little_data()  # ten steps an epoch
+EXACT = IN_FLOAT64 + LITTLE_DATA
 started = []  # all jobs of a test
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and all that they start, ignore Ctrl-C
 
@@ -222,9 +240,9 @@ def be_rank(rank, script, arguments, cwd, output, environment, before):
     torch.multiprocessing.spawn = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
     if os.environ.get("TEST_DEVICE", "cpu") != "cpu":
         exec(EXACT_ON_GPUS)
+    sys.path.insert(0, str(ROOT))
     exec(before, {})
     sys.argv = [script, *arguments]
-    sys.path.insert(0, str(ROOT))
     runpy.run_path(str(ROOT / script), run_name="__main__")
 
 

@@ -5,13 +5,13 @@ import time
 from pathlib import Path
 
 import pytest
-from launch import IN_FLOAT64, ROOT, figures, first, hold, hold_for_a_signal, train
+from launch import EXACT, ROOT, SMALL, figures, first, hold, hold_for_a_signal, train
 
 TWO_GPUS = """import torch
 torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
 torch.accelerator.device_count = lambda: 2
 """
-HELD = IN_FLOAT64 + hold("os.replace")  # after an epoch, so that there is something left to train
+HELD = EXACT + hold("os.replace")  # after an epoch, so that there is something left to train
 
 
 @pytest.fixture(autouse=True)
@@ -26,26 +26,32 @@ def scripts(folder, slurm):
 
 @pytest.fixture(scope="module")
 def one_device(tmp_path_factory):
-    return figures(train("single_gpu.py", 3, cwd=tmp_path_factory.mktemp("one"), before=IN_FLOAT64).stdout)
+    return figures(train("single_gpu.py", 3, *SMALL, cwd=tmp_path_factory.mktemp("one"), before=EXACT).stdout)
 
 
-def test_two_batch_jobs_at_once_both_train_and_a_requeued_one_goes_on_from_its_checkpoint(slurm, one_device):
-    jobs = [slurm.submit("--gpus-per-node=1", "multinode.sbatch", 3, 1, "--device", "cpu", "--checkpoint", f"{number}.pt",
-                         **first(HELD)) for number in range(2)]
-    outputs = [Path(f"multinode-{job}.out") for job in jobs]
+def test_two_batch_jobs_at_once_both_train_a_recipe_too_and_a_requeued_one_goes_on_from_its_checkpoint(slurm, one_device):
+    """With the GPUs asked for; where a machine has more, it warns."""
+    shutil.copytree(ROOT / "recipes", "recipes")
+    line = 3, 1, "--device", "cpu", *SMALL
+    job, recipe = (slurm.submit("--gpus-per-node=1", "--cpus-per-task=3", "multinode.sbatch", *what, *line, **first(HELD))
+                   for what in ((), ("-m", "recipes.fsdp")))
+    outputs = [Path(f"multinode-{number}.out") for number in (job, recipe)]
     for output in outputs:
         slurm.wait_for("epoch 1/3", output)  # and no more, before there is a file `go`
-    while not Path("0.pt").exists():
+    while not Path("multinode.pt").exists():
         time.sleep(0.1)
-    slurm("scancel", "--batch", "--signal=USR1", jobs[0])  # as Slurm does, by --signal, before its time runs out
-    while "JobState=RUNNING" in slurm("scontrol", "show", "job", jobs[0]):
+    slurm("scancel", "--batch", "--signal=USR1", job)  # as Slurm does, by --signal, before its time runs out
+    while "JobState=RUNNING" in slurm("scontrol", "show", "job", job):
         time.sleep(0.1)
     Path("go").touch()
-    for job, output in zip(jobs, outputs):
-        assert slurm.wait(job) == "COMPLETED", output.read_text()
-        assert output.read_text().count("processes: 2, ") == 1 + (job == jobs[0])
+    for number, output, starts in zip((job, recipe), outputs, (2, 1)):
+        assert slurm.wait(number) == "COMPLETED", output.read_text()
+        assert output.read_text().count("processes: 2, ") == starts
         assert figures(output.read_text()) == one_device
-    assert "0.pt: 1 of 3 epochs are done" in outputs[0].read_text()
+        for host in slurm.hosts:
+            assert f"{host.name}: 3 cores, 1 GPUs\n" in output.read_text()
+            assert f"{host.name}: WARNING: it has 2 GPUs, but this job asked for 1: use --gpus-per-node=2" in output.read_text()
+    assert "multinode.pt: 1 of 3 epochs are done" in outputs[0].read_text()
 
 
 def test_the_batch_file_binds_its_processes_to_the_cores_it_asks_for_or_else_leaves_them_alone(slurm):
@@ -62,30 +68,17 @@ open("cores.{SLURM_JOB_ID}.{RANK}".format(**os.environ), "w").write(os.environ.g
         assert "WARNING" not in Path(f"multinode-{job}.out").read_text()
 
 
-def test_the_batch_file_starts_a_recipe_with_the_gpus_asked_for_and_warns_where_a_machine_has_more(slurm, one_device):
-    shutil.copytree(ROOT / "recipes", "recipes")
-    job = slurm.submit("--gpus-per-node=1", "--cpus-per-task=3", "multinode.sbatch", "-m", "recipes.accumulate", 2,
-                       "--device", "cpu", **first(IN_FLOAT64))
-    assert slurm.wait(job) == "COMPLETED"
-    printed = Path(f"multinode-{job}.out").read_text()
-    for host in slurm.hosts:
-        assert f"{host.name}: 3 cores, 1 GPUs\n" in printed
-        assert f"{host.name}: WARNING: it has 2 GPUs, but this job asked for 1: use --gpus-per-node=2" in printed
-    assert "processes: 2, " in printed
-    assert figures(printed) == {epoch: one_device[epoch] for epoch in (1, 2)}
-
-
 def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at_that_step(slurm, one_device):
     """On both machines, told in advance that the time runs out, as Slurm does by --signal."""
     batch, = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", (ROOT / "docs/recipes.md").read_text(), flags=re.DOTALL)
     for wanted, there_is in ((" --gpus-per-node=4", ""), ("--cpus-per-task=16", "--cpus-per-task=2"),
                              ("--nproc_per_node=4", "--nproc_per_node=1"),
-                             ("50 10", "3 3 --device cpu")):
+                             ("50 10", "3 3 --device cpu --batch-size 48")):
         assert wanted in batch
         batch = batch.replace(wanted, there_is)
     Path("preempt.sbatch").write_text(batch)
     shutil.copytree(ROOT / "recipes", "recipes")
-    job = slurm.submit("preempt.sbatch", **first(IN_FLOAT64 + hold_for_a_signal(6)))
+    job = slurm.submit("preempt.sbatch", **first(EXACT + hold_for_a_signal(16)))
     output = Path(f"preempt-{job}.out")
     slurm.wait_for("epoch 1/", output)
     slurm("scancel", "--batch", "--signal=USR1", job)
@@ -98,8 +91,8 @@ def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at
 
 def test_srun_starts_the_script_itself_and_ends_all_its_tasks_and_launchers_count_before_slurm(slurm, one_device):
     step = ["srun", "--nodes=2", "--kill-on-bad-exit=1"]
-    script = ["python", "multinode.py", 2, 2, "--device", "cpu"]
-    printed = slurm(*step, "--ntasks-per-node=2", *script, **first(IN_FLOAT64))
+    script = ["python", "multinode.py", 2, 2, "--device", "cpu", *SMALL]
+    printed = slurm(*step, "--ntasks-per-node=2", *script, **first(EXACT))
     assert "processes: 4, " in printed
     assert figures(printed) == {epoch: one_device[epoch] for epoch in (1, 2)}
     Path("multinode.pt").write_text("no checkpoint")

@@ -3,6 +3,12 @@ import pytest
 import torch
 from launch import load, needs
 
+# Dynamo's graphs as they are: what a compiler makes of them costs half a minute.
+EAGERLY = """
+import functools, torch
+torch.nn.Module.compile = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
+"""
+
 
 def formats(path):
     saved = load(path)

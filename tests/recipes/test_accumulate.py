@@ -2,17 +2,17 @@
 from pathlib import Path
 
 from chapters import block, in_ranks
-from launch import IN_FLOAT64, after, check_equal, figures, train
+from launch import IN_FLOAT64, after, check_equal, figures, little_data, train
 
 
-def test_accumulation_is_the_same_training_and_sends_gradients_once_a_step(fashion_mnist):
-    options = 1, *fashion_mnist(760, 10), "--batch-size", 250
-    without = train("multigpu_torchrun.py", *options, processes=1, before=IN_FLOAT64)
+def test_accumulation_is_the_same_training_and_sends_gradients_once_a_step():
+    options, few = (1, "--batch-size", 250), IN_FLOAT64 + little_data(760)
+    without = train("multigpu_torchrun.py", *options, processes=1, before=few)
     sends = after("torch.nn.parallel.DistributedDataParallel.forward",
                   "given[0].training, given[0].require_backward_grad_sync")
     for processes, parts in ((1, 9), (2, 5)):  # eight parts of 30 samples and one of 10; half of them: four and one of 5
         job = train("recipes/accumulate.py", *options, "--checkpoint", f"{processes}.pt", processes=processes,
-                    before=IN_FLOAT64 + sends)
+                    before=few + sends)
         assert figures(job.stdout) == figures(without.stdout)
         check_equal(f"{processes}.pt", "multigpu_torchrun.pt")
         for log in (Path(f"log.{rank}") for rank in range(processes)):

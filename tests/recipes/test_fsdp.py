@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from chapters import CHAPTERS, in_ranks
-from launch import IN_FLOAT64, ROOT, TWO_RATES, after, check_close, check_equal, figures, load, train, with_optimizer
+from launch import IN_FLOAT64, ROOT, TWO_RATES, after, check_close, check_equal, figures, little_data, load, train, with_optimizer
 
 # Bytes that an optimizer step works on. Gradients of one block share a store.
 LOGS_BYTES = after("torch.optim.SGD.step", """sum({
@@ -13,31 +13,31 @@ LOGS_BYTES = after("torch.optim.SGD.step", """sum({
     for store in [tensor.to_local().untyped_storage()]}.values())""")
 
 
-def test_each_rank_holds_its_share_of_weights_gradients_and_momentum(fashion_mnist):
+def test_each_rank_holds_its_share_of_weights_gradients_and_momentum():
     """11 and 10 held-out samples in batches of 10: rank 0 has a batch more, whose forward rank 1 must attend."""
-    train("recipes/fsdp.py", 1, "--model", "resnet18", "--batch-size", 20, *fashion_mnist(40, 21), before=LOGS_BYTES)
+    train("recipes/fsdp.py", 1, "--model", "resnet18", "--batch-size", 20, before=little_data(40, 21) + LOGS_BYTES)
     whole = 3 * sum(weight.nbytes for name, weight in load("fsdp.pt")["model"].items()
                     if "running" not in name and "num_batches" not in name)
     for log in ("log.0", "log.1"):
         assert int(Path(log).read_text().split()[-1]) == pytest.approx(whole / 2, rel=0.01)
 
 
-def test_fsdp_and_single_gpu_go_on_from_each_other_with_the_rates_of_the_file_as_if_one_had_trained_alone(small):
+def test_fsdp_and_single_gpu_go_on_from_each_other_with_the_rates_of_the_file_as_if_one_had_trained_alone():
     fsdp, single_gpu = (with_optimizer(script, TWO_RATES) for script in ("recipes/fsdp.py", "single_gpu.py"))
-    whole = figures(train(single_gpu, 3, *small, before=IN_FLOAT64).stdout)
+    whole = figures(train(single_gpu, 3, "--batch-size", 48, before=IN_FLOAT64 + little_data()).stdout)
     printed = {}
     for script, epochs, rate in ((fsdp, 1, ()), (single_gpu, 2, ("--lr", 0.5)), (fsdp, 3, ("--lr", 0.5))):
-        printed |= figures(train(script, epochs, *rate, "--checkpoint", "run.pt", *small, before=IN_FLOAT64).stdout)
+        printed |= figures(train(script, epochs, *rate, "--checkpoint", "run.pt", "--batch-size", 48, before=IN_FLOAT64 + little_data()).stdout)
     assert printed == whole
     check_equal("run.pt", "single_gpu.pt")
 
 
-def test_with_more_ranks_than_held_out_samples_all_attend_each_forward(fashion_mnist):
-    options = 1, "--batch-size", 3, *fashion_mnist(6, 2)
-    assert figures(train("recipes/fsdp.py", *options, processes=3).stdout).keys() == {1}
+def test_with_more_ranks_than_held_out_samples_all_attend_each_forward():
+    job = train("recipes/fsdp.py", 1, "--batch-size", 3, processes=3, before=little_data(6, 2))
+    assert figures(job.stdout).keys() == {1}
 
 
-def test_bfloat16_as_the_chapter_has_it_changes_the_losses_by_no_more_than_its_digits(small):
+def test_bfloat16_as_the_chapter_has_it_changes_the_losses_by_no_more_than_its_digits():
     precision, = re.findall(r", (mp_policy=MixedPrecisionPolicy\([^`]*\))\)`", CHAPTERS[ROOT / "docs/recipes.md"])
     text = (ROOT / "recipes/fsdp.py").read_text()
     for line, changed in (("import fully_shard", "import MixedPrecisionPolicy, fully_shard"),
@@ -45,17 +45,19 @@ def test_bfloat16_as_the_chapter_has_it_changes_the_losses_by_no_more_than_its_d
         assert text.count(line) == 1
         text = text.replace(line, changed)
     Path("bfloat16.py").write_text(text)
-    options = 2, "--model", "vit", "--lr", 0.002, *small
-    found, whole = (train(script, *options).stdout for script in (Path("bfloat16.py").resolve(), "recipes/fsdp.py"))
+    options = 2, "--model", "vit", "--lr", 0.002, "--batch-size", 48
+    found, whole = (train(script, *options, before=little_data()).stdout
+                    for script in (Path("bfloat16.py").resolve(), "recipes/fsdp.py"))
     check_close(figures(found), figures(whole), loss=0.01, accuracy=5)
     assert found != whole
 
 
 @pytest.mark.parametrize("model", ["resnet18", "vit"])
-def test_layers_with_batchnorm_and_attention_train_as_they_do_whole(model, fashion_mnist):
-    options = 1, "--model", model, "--batch-size", 20, *fashion_mnist(40, 21)
-    whole = figures(train("multigpu_torchrun.py", *options, before=IN_FLOAT64).stdout)
-    assert figures(train("recipes/fsdp.py", *options, before=IN_FLOAT64).stdout) == whole
+def test_layers_with_batchnorm_and_attention_train_as_they_do_whole(model):
+    options = dict(before=IN_FLOAT64 + little_data(20, 21))
+    whole, sharded = (figures(train(script, 1, "--model", model, "--batch-size", 10, **options).stdout)
+                      for script in ("multigpu_torchrun.py", "recipes/fsdp.py"))
+    assert sharded == whole
     check_equal("fsdp.pt", "multigpu_torchrun.pt")
 
 

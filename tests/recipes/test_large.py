@@ -4,17 +4,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launch import ADAMW, IN_FLOAT64, ROOT, after, check_equal, figures, load, train, with_optimizer
+from launch import ADAMW, EXACT, LITTLE_DATA, ROOT, SMALL, after, check_equal, figures, load, train, with_optimizer
 
 VIT = "--model", "vit", "--lr", 0.002
-MODELS = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import torch, utils"
-LOGS_MODELS = MODELS + after("utils.build_model", "next(result.parameters()).device")
+LOGS_MODELS = after("utils.build_model", "next(result.parameters()).device")
 
 
-def test_it_trains_what_fsdp_trains_resumes_on_another_number_of_processes_and_becomes_a_plain_file(small):
+def test_it_trains_what_fsdp_trains_resumes_on_another_number_of_processes_and_becomes_a_plain_file():
     def leg(script, epochs, *more, processes=2):
         copy = with_optimizer(script, ADAMW)
-        return figures(train(copy, epochs, *VIT, *small, *more, processes=processes, before=IN_FLOAT64).stdout)
+        return figures(train(copy, epochs, *VIT, *SMALL, *more, processes=processes, before=EXACT).stdout)
 
     whole = leg("recipes/fsdp.py", 3)
     printed = leg("recipes/large.py", 1) | leg("recipes/large.py", 2, processes=3)
@@ -24,18 +23,19 @@ def test_it_trains_what_fsdp_trains_resumes_on_another_number_of_processes_and_b
     check_equal(command.split()[-1], "fsdp.pt")
 
 
-def test_rank_0_alone_makes_the_weights(small):
-    train("recipes/large.py", 1, *VIT, *small, before=LOGS_MODELS)
+def test_rank_0_alone_makes_the_weights():
+    train("recipes/large.py", 1, *VIT, *SMALL, before=LITTLE_DATA + LOGS_MODELS)
     assert Path("log.0").read_text().split() == ["cpu", "meta"] and Path("log.1").read_text().split() == ["meta"]
 
 
 def test_a_kill_while_saving_leaves_the_checkpoint_before_whole():
+    options = 3, 1, *SMALL
     dies_at_the_second = "import torch.distributed.checkpoint" + after(
         "torch.distributed.checkpoint.FileSystemWriter.write_data", "os.path.exists('large.pt') and os.kill(os.getpid(), 9)")
-    train("recipes/large.py", 3, 1, "--checkpoint", "whole.pt")
-    train("recipes/large.py", 3, 1, status=-9, before=dies_at_the_second)
+    train("recipes/large.py", *options, "--checkpoint", "whole.pt", before=LITTLE_DATA)
+    train("recipes/large.py", *options, status=-9, before=LITTLE_DATA + dies_at_the_second)
     assert load("large.pt")["epoch"] == 1 and {file.name for file in Path("large.pt.shards").iterdir()} == {"1", "2"}
-    resumed = train("recipes/large.py", 3, 1)
+    resumed = train("recipes/large.py", *options, before=LITTLE_DATA)
     assert "large.pt: 1 of 3 epochs are done" in resumed.stdout
     assert [file.name for file in Path("large.pt.shards").iterdir()] == ["3"]  # one checkpoint is kept
     for file in ("__0_0.distcp", "__1_0.distcp"):
@@ -44,10 +44,10 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before_whole():
 
 def test_a_checkpoint_of_which_a_file_is_lost_or_cut_and_another_scripts_are_refused():
     def refused(says, script="recipes/large.py", *options):
-        job = train(script, 2, *options, processes=1, status=1)
+        job = train(script, 2, *SMALL, *options, processes=1, status=1, before=LITTLE_DATA)
         assert re.search(says, job.stderr) and "epoch 2" not in job.stdout
 
-    train("recipes/large.py", 1)
+    train("recipes/large.py", 1, *SMALL, before=LITTLE_DATA)
     shard = Path("large.pt.shards/1/__1_0.distcp")
     shard.write_bytes(shard.read_bytes()[:-100])
     refused("CheckpointException")
@@ -55,13 +55,14 @@ def test_a_checkpoint_of_which_a_file_is_lost_or_cut_and_another_scripts_are_ref
     refused(f"No such file.*{shard.name}")
     refused("large.pt cannot be resumed .*of another model", "recipes/large.py", "--model", "vit")
     refused("only recipes.large can resume it", "single_gpu.py", "--checkpoint", "large.pt")
-    train("single_gpu.py", 1)
+    train("single_gpu.py", 1, *SMALL, before=LITTLE_DATA)
     refused("only another script can resume it", "recipes/large.py", "--checkpoint", "single_gpu.pt")
 
 
 def test_what_would_train_on_garbage_or_lose_its_checkpoint_stops_before_training():
     """A buffer that no file holds, as rotary tables are; a folder that one machine alone sees."""
-    tables = MODELS + """
+    tables = """
+import torch, utils
 build_model = utils.build_model
 def with_a_table(name):
     model = build_model(name)
@@ -72,5 +73,5 @@ utils.build_model = with_a_table
     apart = "import os; os.makedirs(os.environ['RANK'], exist_ok=True); os.chdir(os.environ['RANK'])"
     for before, says in ((tables, "recompute them after to_empty\\(\\): {'table'}"),
                          (apart, "large.pt is not on storage that all")):
-        job = train("recipes/large.py", 1, status=1, before=before)
+        job = train("recipes/large.py", 1, *SMALL, status=1, before=LITTLE_DATA + before)
         assert re.search(f"^large.py: .*{says}", job.stderr, re.MULTILINE) and "epoch" not in job.stdout

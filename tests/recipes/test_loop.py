@@ -4,18 +4,18 @@ import shutil
 from pathlib import Path
 
 import torch
-from launch import IN_FLOAT64, after, check_equal, figures, load, train
+from launch import EXACT, LITTLE_DATA, SMALL, after, check_equal, figures, load, train
 
 KEEPS_EACH_SAVE = after("os.replace", "__import__('shutil').copy(given[1], f'{given[1]}.{time.monotonic_ns()}')")
 
 
-def test_the_loop_is_the_same_training_with_any_number_of_processes_and_when_it_is_resumed(small):
-    options = 4, 1, *small, "--model", "vit", "--lr", 0.002
-    whole = train("recipes/loop.py", *options, processes=1, before=IN_FLOAT64 + KEEPS_EACH_SAVE)
+def test_the_loop_is_the_same_training_with_any_number_of_processes_and_when_it_is_resumed():
+    options = 4, 1, *SMALL, "--model", "vit", "--lr", 0.002
+    whole = train("recipes/loop.py", *options, processes=1, before=EXACT + KEEPS_EACH_SAVE)
     saved = sorted(Path().glob("loop.pt.[0-9]*"))
     shutil.copy(saved[1], "resumed.pt")
     for file, processes, done in (("more.pt", 3, 0), ("resumed.pt", 2, 2)):
-        job = train("recipes/loop.py", *options, "--checkpoint", file, processes=processes, before=IN_FLOAT64)
+        job = train("recipes/loop.py", *options, "--checkpoint", file, processes=processes, before=EXACT)
         assert figures(job.stdout) == {epoch: seen for epoch, seen in figures(whole.stdout).items() if epoch > done}
         assert not done or "resumed.pt: 2 of 4 epochs are done\n" in job.stdout  # with the rate of the schedule, and of --lr
         check_equal(file, "loop.pt")
@@ -28,15 +28,15 @@ def test_the_loop_is_the_same_training_with_any_number_of_processes_and_when_it_
     assert not any(name.startswith("module.") for name in load("loop.pt.best")["model"])
 
 
-def test_the_loop_keeps_its_best_model_and_stops_in_all_ranks_where_nothing_gets_better(small):
-    options = 50, 50, *small, "--lr", 1e-9
-    stopped = train("recipes/loop.py", *options)
-    best = max(figures(stopped.stdout), key=lambda epoch: (figures(stopped.stdout)[epoch][1], -epoch))
-    assert f"saved loop.pt.best after epoch {best}\n" in stopped.stdout and len(figures(stopped.stdout)) == best + 10
-    assert stopped.stdout.endswith(f"saved loop.pt after epoch {best + 10}\nstopped: no better accuracy since epoch {best}\n")
-    assert train("recipes/loop.py", *options).stdout.endswith(f"stopped: no better accuracy since epoch {best}\n")
-    train("multigpu_torchrun.py", 1, *small)
+def test_the_loop_keeps_its_best_model_and_stops_in_all_ranks_where_nothing_gets_better():
+    options = 50, 50, *SMALL, "--lr", 1e-9
+    stopped, again = (train("recipes/loop.py", *options, before=LITTLE_DATA).stdout for _ in range(2))
+    best = max(figures(stopped), key=lambda epoch: (figures(stopped)[epoch][1], -epoch))
+    assert f"saved loop.pt.best after epoch {best}\n" in stopped and len(figures(stopped)) == best + 10
+    assert stopped.endswith(f"saved loop.pt after epoch {best + 10}\nstopped: no better accuracy since epoch {best}\n")
+    assert again.endswith(f"stopped: no better accuracy since epoch {best}\n")
+    train("multigpu_torchrun.py", 1, *SMALL, before=LITTLE_DATA)
     for script, other, only in (("single_gpu.py", "loop.pt", "recipes.loop"),
                                 ("recipes/loop.py", "multigpu_torchrun.pt", "another script")):
-        refused = train(script, *options, "--checkpoint", other, status=1, processes=1)
+        refused = train(script, *options, "--checkpoint", other, status=1, processes=1, before=LITTLE_DATA)
         assert re.search(f": {other} cannot be resumed .*only {only} can resume it", refused.stderr)

@@ -1,32 +1,27 @@
 """recipes/preempt.py: a preempted run loses no step."""
-import os
 import re
-import signal
-from pathlib import Path
+from signal import SIGTERM, SIGUSR1
 
 import torch
-from launch import figures, hold_for_a_signal, load, start, train
+from launch import LITTLE_DATA, SMALL, after, figures, load, train
+
+SIGNALS = "import multiprocessing\nsteps = []\n" + after("torch.optim.SGD.step", """
+            steps.append(0) or len(steps) == {} and torch.distributed.get_rank() in {} and [
+                os.kill(pid, {}) for pid in [os.getpid(), *(worker.pid for worker in multiprocessing.active_children())]]""")
 
 
-def test_a_preempted_run_goes_on_at_the_same_step_and_ends_with_the_bits_of_the_undisturbed_one(fashion_mnist):
+def test_a_preempted_run_goes_on_at_the_same_step_and_ends_with_the_bits_of_the_undisturbed_one():
     """With dropout and BatchNorm; whether one process gets the signal or all do, loader workers too, as Slurm sends it."""
-    options = 3, "--model", "mobilenet_v3_small", "--batch-size", 240, *fashion_mnist(1440, 100)
-    whole = train("recipes/preempt.py", *options, "--checkpoint", "whole.pt")
-    printed, stopped = {}, []
-    for number, to_all, step in ((signal.SIGUSR1, True, 8), (signal.SIGTERM, False, 6)):
-        job = start("recipes/preempt.py", *options, "--workers", 1, before=hold_for_a_signal(step),
-                    torchrun=["--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"])
-        job.wait_for("epoch ")
-        for pid in job.processes() if to_all else [job.workers()[1]]:
-            os.kill(pid, number)
-        if not to_all:
-            Path("go").touch()  # for the other
-        assert job.wait() == (1 if to_all else 0), job.stderr  # 1: torchrun's own after a signal
+    options = 3, "--model", "mobilenet_v3_small", "--workers", 1, *SMALL
+    whole = train("recipes/preempt.py", *options, "--checkpoint", "whole.pt", before=LITTLE_DATA)
+    printed = {}
+    for step, ranks, number, epochs in ((13, (0, 1), SIGUSR1, 1), (12, (1,), SIGTERM, 2)):
+        job = train("recipes/preempt.py", *options, before=LITTLE_DATA + SIGNALS.format(step, ranks, int(number)))
         printed |= figures(job.stdout)
-        stopped.append(load("preempt.pt"))
-    assert [saved["epoch"] for saved in stopped] == [1, 2] and all(0 < saved["total"][1] < 1440 for saved in stopped)
-    refused = train("single_gpu.py", *options, "--checkpoint", "preempt.pt", status=1)
+        stopped = load("preempt.pt")
+        assert stopped["epoch"] == epochs and 0 < stopped["total"][1] < 480
+    refused = train("single_gpu.py", *options, "--checkpoint", "preempt.pt", status=1, before=LITTLE_DATA)
     assert re.search("preempt.pt cannot be resumed .*only recipes.preempt can resume it", refused.stderr)
-    printed |= figures(train("recipes/preempt.py", *options).stdout)
+    printed |= figures(train("recipes/preempt.py", *options, before=LITTLE_DATA).stdout)
     assert printed == figures(whole.stdout)
     torch.testing.assert_close(load("preempt.pt"), load("whole.pt"), rtol=0, atol=0)

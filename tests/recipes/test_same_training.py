@@ -1,6 +1,6 @@
 """A recipe is the same training as its base, or in its precision nearly so."""
 import pytest
-from launch import IN_FLOAT64, check_close, check_equal, figures, train
+from launch import EXACT, SMALL, check_close, check_equal, figures, train
 
 
 def both_legs(script, *options, before=""):
@@ -10,9 +10,9 @@ def both_legs(script, *options, before=""):
 
 # accumulate, compile, large and loop have tests of their own: they need parts of a batch, a compiler, another file or optimizer.
 @pytest.mark.parametrize("recipe", ["fsdp", "preempt", "profiler"])
-def test_a_recipe_is_the_same_training_as_its_base_also_when_it_is_resumed(recipe, small):
-    base = figures(train("multigpu_torchrun.py", 2, *small, before=IN_FLOAT64).stdout)
-    assert both_legs(f"recipes/{recipe}.py", *small, before=IN_FLOAT64) == base
+def test_a_recipe_is_the_same_training_as_its_base_also_when_it_is_resumed(recipe):
+    base = figures(train("multigpu_torchrun.py", 2, *SMALL, before=EXACT).stdout)
+    assert both_legs(f"recipes/{recipe}.py", *SMALL, before=EXACT) == base
     check_equal(f"{recipe}.pt", "multigpu_torchrun.pt")
 
 

@@ -5,8 +5,8 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-from launch import ROOT, check_close, figures, run, train
-from observe import formats, needs_compilation, spans
+from launch import ROOT, check_close, figures, train
+from observe import EAGERLY, formats, needs_compilation, spans
 
 
 def merged(*recipes):
@@ -43,7 +43,7 @@ def test_accumulation_bfloat16_compilation_and_a_profile_go_together():
     assert count == 1 and "torch.autocast" in lines
     together.write_text(text)
 
-    job = run(str(together), 3, TORCH_LOGS="aot_graphs")
+    job = train(together.resolve(), 3, before=EAGERLY + "torch._logging.set_logs(aot_graphs=True)")
     check_close(figures(job.stdout), figures(train("multigpu_torchrun.py", 3).stdout), loss=5e-3, accuracy=100)
     assert formats(f"{together.stem}.pt") == formats("multigpu_torchrun.pt")
     forward = re.search(r"Forward graph.*?return", job.stderr, re.DOTALL)[0]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch import BY_TORCHRUN, ROOT, Job, figures, run, train
+from launch import BY_TORCHRUN, ROOT, Job, figures, little_data, run, train
 
 BAD = {  # script and arguments; what the line says
     "single_gpu.py many": "argument total_epochs: 'many' is not a whole number of at least 1",
@@ -84,7 +84,7 @@ def test_a_failed_download_is_one_line():
 @pytest.mark.parametrize("script", ["multigpu_spawn.py", "multigpu_torchrun.py"])
 def test_one_process_fetches_a_missing_dataset_while_the_others_wait(script, fashion_mnist):
     Path("site").mkdir()
-    *_, data = fashion_mnist(960, 101)
+    *_, data = fashion_mnist(960, 9)
     for file in data.glob("FashionMNIST/raw/*"):
         Path("site", f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
     sums = {file.name: hashlib.md5(file.read_bytes()).hexdigest() for file in Path("site").iterdir()}
@@ -101,6 +101,6 @@ torchvision.datasets.FashionMNIST.resources = {[*sums.items()]}
 
 
 @pytest.mark.parametrize("model", ["resnet50", "convnext_tiny", "vgg11"])
-def test_the_models_without_a_test_of_their_own_train_too(model, fashion_mnist):
-    job = train("multigpu_torchrun.py", 1, "--model", model, "--batch-size", 8, *fashion_mnist(16, 8), processes=1)
+def test_the_models_without_a_test_of_their_own_train_too(model):
+    job = train("multigpu_torchrun.py", 1, "--model", model, "--batch-size", 8, processes=1, before=little_data(8, 8))
     assert 0 < figures(job.stdout)[1][0] < 10 and "saved" in job.stdout

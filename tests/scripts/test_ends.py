@@ -11,33 +11,24 @@ from launch import AS_PYTHON_3_14_DOES, ROOT, Job, after, figures, first, run, s
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("script", ["multigpu_spawn.py", "multigpu_torchrun.py"])
-def test_an_exception_in_one_rank_ends_all_and_is_shown(script):
+@pytest.mark.parametrize("way, script", [(train, "multigpu_spawn.py"), (run, "multigpu_torchrun.py")])
+def test_an_exception_in_one_rank_ends_all_and_is_shown(way, script):
     raises = after("torch.optim.SGD.step", "torch.distributed.get_rank() == 1 and float('own words')")
-    job = run(script, 2, status=1, before=raises)
+    job = way(script, 2, status=1, before=raises)
     times = job.stderr.count("ValueError: could not convert string to float: 'own words'")
-    assert times == (2 if script == "multigpu_torchrun.py" else 1)  # torchrun's summary shows it again
+    assert times == (2 if way is run else 1)  # torchrun's summary shows it again
 
 
-@pytest.mark.parametrize("script, workers, whom, what, line", [
-    ("single_gpu.py", 1, "all", signal.SIGINT, " 1/1000"),
-    ("single_gpu.py", 0, "starter", signal.SIGTERM, " 1/1000"),
-    ("single_gpu.py", 1, "starter", signal.SIGKILL, " 1/1000"),
-    ("multigpu_spawn.py", 1, "starter", signal.SIGINT, " 1/1000"),
-    ("multigpu_spawn.py", 0, "starter", signal.SIGKILL, " 1/1000"),
-    ("multigpu_torchrun.py", 0, "all", signal.SIGINT, " 1/1000"),
-    ("multigpu_torchrun.py", 1, "starter", signal.SIGTERM, "processes")])
-def test_a_signal_ends_every_process(script, workers, whom, what, line):
-    job = start(script, 1000, "--workers", workers)
+@pytest.mark.parametrize("script, workers, before, whom, what, line", [
+    ("single_gpu.py", 1, "", "all", signal.SIGINT, " 1/1000"),
+    ("single_gpu.py", 2, AS_PYTHON_3_14_DOES, "starter", signal.SIGKILL, " 1/1000"),  # a server forks its loader workers
+    ("multigpu_spawn.py", 1, "", "starter", signal.SIGKILL, " 1/1000"),
+    ("multigpu_torchrun.py", 0, "", "all", signal.SIGINT, " 1/1000"),
+    ("multigpu_torchrun.py", 1, "", "starter", signal.SIGTERM, "processes")])
+def test_a_signal_ends_every_process(script, workers, before, whom, what, line):
+    job = start(script, 1000, "--workers", workers, before=before)
     job.wait_for(line)
     (os.killpg if whom == "all" else os.kill)(job.process.pid, what)
-    assert job.wait() != 0
-
-
-def test_loader_workers_end_with_a_killed_process_also_where_a_server_forks_them():
-    job = start("single_gpu.py", 1000, "--workers", 2, before=AS_PYTHON_3_14_DOES)
-    job.wait_for(" 1/1000")
-    job.process.kill()
     assert job.wait() != 0
 
 
@@ -63,20 +54,18 @@ print(signal.getsignal(signal.SIGINT).__name__)"""
     assert job.wait() == 0 and (job.stdout, job.stderr) == ("default_int_handler\n", "")
 
 
-def test_runs_side_by_side_end_well_with_the_same_weights_and_nothing_of_gloo_left():
+def test_runs_side_by_side_end_well_with_the_same_figures_and_nothing_of_gloo_left():
     """A thread of it that outlives the group may abort a process at its exit, after good training."""
     threads = "cat /proc/{0}/task/*/comm > {0}.threads"
     at_exit = first(f"import atexit, os\natexit.register(os.system, '{threads}'.format(os.getpid()))")
-    older = [sys.executable, "-m", "torch.distributed.launch", "--standalone", "--nproc_per_node=2"]  # hands over --local-rank
-    spawn, torchrun, launch, _ = jobs = [
+    spawn, torchrun, _ = jobs = [
         start("multigpu_spawn.py", 1, **at_exit), start("multigpu_torchrun.py", 1, torchrun=["--max-restarts=3"], **at_exit),
-        Job([*older, ROOT / "multinode.py", 1, "--device", "cpu"], **at_exit),
-        start("multigpu_spawn.py", 1, "--checkpoint", "other.pt", **at_exit)]
-    assert [job.wait() for job in jobs] == [0] * 4, "".join(job.stderr for job in jobs)
+        start("multigpu_spawn.py", 1, "--checkpoint", "other.pt", processes=1, **at_exit)]
+    assert [job.wait() for job in jobs] == [0] * 3, "".join(job.stderr for job in jobs)
     alone = figures(train("single_gpu.py", 1).stdout)
-    assert [figures(job.stdout) for job in jobs] == [alone] * 4 and "processes: 2," in launch.stdout
+    assert [figures(job.stdout) for job in jobs] == [alone] * 3
     assert spawn.stderr == "" and torchrun.stderr.count("\n") == 1  # restarts without what they need are told at the start
     assert "--max-restarts is unlikely to work" in torchrun.stderr and "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in torchrun.stderr
     threads = [file.read_text() for file in Path().glob("*.threads")]
-    assert len(threads) >= 3 * 4  # of the starting processes too
+    assert len(threads) >= 3 + 3 + 2  # of the starting processes too
     assert "gloo" not in "".join(threads)

@@ -3,38 +3,38 @@ import os
 import signal
 
 import torch
-from launch import RESTARTS, after, figures, hold, load, start, train
+from launch import LITTLE_DATA, RESTARTS, SMALL, after, figures, hold, load, start, train
 
 
 def test_a_killed_worker_costs_no_bit_under_torchrun_with_restarts():
     not_yet = "os.environ['TORCHELASTIC_RESTART_COUNT'] != '0' or saves.append(0) or len(saves) < 2"
-    held = "saves = []\n" + hold("os.replace", unless=not_yet)  # it does not end before that kill
-    job = start("multigpu_torchrun.py", 6, 2, torchrun=["--max-restarts=3"], before=held, **RESTARTS)
+    held = LITTLE_DATA + "saves = []\n" + hold("os.replace", unless=not_yet)  # it does not end before that kill
+    job = start("multigpu_torchrun.py", 6, 2, *SMALL, torchrun=["--max-restarts=3"], before=held, **RESTARTS)
     job.wait_for("epoch 3/6")
     os.kill(job.workers()[1], signal.SIGKILL)
     assert job.wait() == 0, job.stderr
-    undisturbed = train("multigpu_torchrun.py", 6, 2, "--checkpoint", "undisturbed.pt")
+    undisturbed = train("multigpu_torchrun.py", 6, 2, *SMALL, "--checkpoint", "undisturbed.pt", before=LITTLE_DATA)
     assert figures(job.stdout) == figures(undisturbed.stdout)
     torch.testing.assert_close(load("multigpu_torchrun.pt"), load("undisturbed.pt"), rtol=0, atol=0)
     assert "--max-restarts is unlikely to work" not in job.stderr
 
 
-AUGMENTED = """
+AUGMENTED = LITTLE_DATA + """
 import random
-import numpy, torch, torchvision
-plain = torchvision.datasets.MNIST.__getitem__
+import numpy, torch
+plain = torch.utils.data.TensorDataset.__getitem__
 def augmented(self, index):
     assert torch.utils.data.get_worker_info()
     image, label = plain(self, index)
     return image + random.gauss() + numpy.random.normal() + torch.randn(image.shape), label
-torchvision.datasets.MNIST.__getitem__ = augmented
+torch.utils.data.TensorDataset.__getitem__ = augmented
 """
 KILLED = "steps = []\n" + after("torch.optim.SGD.step", "steps.append(0) or len(steps) == 25 and os.kill(os.getpid(), 9)")
 
 
-def test_augmentation_in_a_loader_worker_is_the_same_after_a_kill(small):
+def test_augmentation_in_a_loader_worker_is_the_same_after_a_kill():
     def part(checkpoint, before=AUGMENTED, status=0):
-        options = 4, 2, "--workers", 1, "--checkpoint", checkpoint, *small
+        options = 4, 2, "--workers", 1, "--checkpoint", checkpoint, *SMALL
         return train("multigpu_torchrun.py", *options, before=before, status=status)
 
     unbroken, killed = part("unbroken.pt"), part("run.pt", AUGMENTED + KILLED, -signal.SIGKILL)

@@ -2,18 +2,18 @@
 from pathlib import Path
 
 import torch
-from launch import IN_FLOAT64, RECIPES, SCRIPTS, TWO_RATES, figures, load, train, with_optimizer
+from launch import EXACT, LITTLE_DATA, RECIPES, SCRIPTS, SMALL, TWO_RATES, figures, load, train, with_optimizer
 
 
-def leg(script, *arguments):
-    return train(with_optimizer(script, TWO_RATES), *arguments, before=IN_FLOAT64).stdout
+def leg(script, epochs, *options):
+    return train(with_optimizer(script, TWO_RATES), epochs, *SMALL, *options, before=EXACT).stdout
 
 
-def test_each_script_goes_on_where_another_stopped_with_the_rates_of_the_file(small):
-    unbroken = leg("single_gpu.py", 6, "--lr", 0.009, *small)
-    printed = figures(leg("single_gpu.py", 1, "--lr", 0.009, "--checkpoint", "relay.pt", *small))
+def test_each_script_goes_on_where_another_stopped_with_the_rates_of_the_file():
+    unbroken = leg("single_gpu.py", 6, "--lr", 0.009)
+    printed = figures(leg("single_gpu.py", 1, "--lr", 0.009, "--checkpoint", "relay.pt"))
     for epochs, script in enumerate(SCRIPTS, start=2):
-        said = leg(script, epochs, "--lr", 0.5, "--checkpoint", "relay.pt", *small)
+        said = leg(script, epochs, "--lr", 0.5, "--checkpoint", "relay.pt")
         assert f"relay.pt: {epochs - 1} of {epochs} epochs are done; the saved learning rate, 0.0045, 0.009, is kept" in said
         printed |= figures(said)
     assert printed == figures(unbroken)
@@ -23,7 +23,7 @@ def test_each_script_goes_on_where_another_stopped_with_the_rates_of_the_file(sm
     assert [group["lr"] for group in other["optimizer"]["param_groups"]] == [0.0045, 0.009]
 
     before = Path("relay.pt").read_bytes()
-    done = leg("dp.py", 3, "--checkpoint", "relay.pt", *small)
+    done = leg("dp.py", 3, "--checkpoint", "relay.pt")
     assert "relay.pt: 6 of 3 epochs are done; to start afresh, delete it or change" in done
     assert Path("relay.pt").read_bytes() == before and not list(Path().glob("*.tmp"))
 
@@ -35,13 +35,13 @@ class Hostile:
 
 def check_refused(script, processes=1):
     before = Path("run.pt").read_bytes()
-    job = train(script, 2, "--checkpoint", "run.pt", processes=processes, status=1)
+    job = train(script, 2, *SMALL, "--checkpoint", "run.pt", processes=processes, status=1, before=LITTLE_DATA)
     assert "run.pt cannot be resumed and is left as it was" in job.stderr and job.stderr.count("\n") == 1
     assert "epoch" not in job.stdout and Path("run.pt").read_bytes() == before and not Path("executed").exists()
 
 
 def test_a_file_that_is_no_checkpoint_of_this_model_ends_the_run_in_one_line():
-    train("single_gpu.py", 1, "--checkpoint", "run.pt")
+    train("single_gpu.py", 1, *SMALL, "--checkpoint", "run.pt", before=LITTLE_DATA)
     whole, good = Path("run.pt").read_bytes(), load("run.pt")
     foreign = good | {"model": torch.nn.Linear(2, 2).state_dict()}
     for content in (foreign, good | {"model": Hostile()}, good | {"epoch": "1"}, [1, 2]):
