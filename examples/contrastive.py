@@ -14,7 +14,7 @@ class Matcher(nn.Module):
         super().__init__()
         self.listen = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, width))
         self.read = nn.Sequential(nn.EmbeddingBag(30, 64), nn.GELU(), nn.Linear(64, width))
-        self.log_scale = nn.Parameter(torch.tensor(2.0))  # of 1 / temperature, which is learned
+        self.log_scale = nn.Parameter(torch.tensor(2.0))  # log of 1 / temperature, learned
 
     def forward(self, waves, words):
         heard, told = F.normalize(self.listen(waves)), F.normalize(self.read(words))
@@ -32,7 +32,7 @@ def make_pairs(count, seed):
 
 
 def loss_function(heard, told, scale):
-    scores = scale * heard @ told.t()  # of each wave with each description of the batch
+    scores = scale * heard @ told.t()  # each wave with each description in the batch
     pairs = torch.arange(len(scores), device=scores.device)
     return (F.cross_entropy(scores, pairs) + F.cross_entropy(scores.t(), pairs)) / 2
 

@@ -18,7 +18,7 @@ class Matcher(nn.Module):
         super().__init__()
         self.listen = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, width))
         self.read = nn.Sequential(nn.EmbeddingBag(30, 64), nn.GELU(), nn.Linear(64, width))
-        self.log_scale = nn.Parameter(torch.tensor(2.0))  # of 1 / temperature, which is learned
+        self.log_scale = nn.Parameter(torch.tensor(2.0))  # log of 1 / temperature, learned
 
     def forward(self, waves, words):
         heard, told = F.normalize(self.listen(waves)), F.normalize(self.read(words))
@@ -50,7 +50,7 @@ def make_pairs(count, seed):
 
 
 def loss_function(heard, told, scale):
-    scores = scale * heard @ told.t()  # of each wave with each description of the batch
+    scores = scale * heard @ told.t()  # each wave with each description in the batch
     pairs = torch.arange(len(scores), device=scores.device)
     return (F.cross_entropy(scores, pairs) + F.cross_entropy(scores.t(), pairs)) / 2
 
@@ -70,7 +70,7 @@ rank, world_size = dist.get_rank(), dist.get_world_size()
 train_set, test_set = make_pairs(4800, seed=0), make_pairs(397, seed=1)
 sampler = DistributedSampler(train_set, drop_last=True)
 assert args.batch_size % world_size == 0, "--batch-size must be divisible by the number of processes"
-share = args.batch_size // world_size  # what one process takes of each step's batch
+share = args.batch_size // world_size  # the size of this rank's part of a batch
 train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True)
 
 torch.manual_seed(0)

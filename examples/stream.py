@@ -1,4 +1,4 @@
-"""A tagger fed by a stream: after each digit of a number, the largest digit so far; on one device:
+"""Tags each digit of a number in a stream with the largest digit so far; on one device:
 python examples/stream.py
 """
 import argparse

@@ -1,4 +1,4 @@
-"""A tagger fed by a stream: after each digit of a number, the largest digit so far; with DDP:
+"""Tags each digit of a number in a stream with the largest digit so far; with DDP:
 torchrun --standalone --nproc_per_node=2 examples/stream_ddp.py
 """
 import argparse

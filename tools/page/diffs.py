@@ -29,7 +29,7 @@ def show(old, new, hunks):
     lines, end = [], None
     for start, stop, new_start, new_stop in hunks:
         if end is not None and start - end > 1:
-            lines.append("@@ ... @@")
+            lines.append("...")
             end = None
         lines += [" " + line for line in old[max(0, start - 1) if end is None else end:start]]
         lines += ["-" + line for line in old[start:stop]]
