@@ -6,10 +6,10 @@ import torch
 from hosts import end, on_one_device, torchrun
 from launch import EXACT, LITTLE_DATA, RESTARTS, SMALL, after, figures, first, hold, load, train
 
-ELASTIC = "--nnodes=1:2 --max-restarts=5 --rdzv-conf=last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=4"
+ELASTIC = "--nnodes=1:2 --max-restarts=5 --rdzv-conf=last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=4"
 # Whoever is alone waits after an epoch, and two take their time, so that something is left to train when one comes or goes.
 ALONE = (EXACT + hold("os.replace", unless="os.environ['WORLD_SIZE'] == '2'")
-         + after("torch.optim.SGD.step", "time.sleep(0.1)"))
+         + after("torch.optim.SGD.step", "time.sleep(0.05)"))
 
 
 def test_a_worker_killed_on_the_host_without_rank_0_costs_no_bit(hosts):

@@ -24,10 +24,11 @@ def test_each_rank_holds_its_share_of_weights_gradients_and_momentum():
 
 def test_fsdp_and_single_gpu_go_on_from_each_other_with_the_rates_of_the_file_as_if_one_had_trained_alone():
     fsdp, single_gpu = (with_optimizer(script, TWO_RATES) for script in ("recipes/fsdp.py", "single_gpu.py"))
-    whole = figures(train(single_gpu, 3, "--batch-size", 48, before=IN_FLOAT64 + little_data()).stdout)
+    options, exact = ("--batch-size", 48), IN_FLOAT64 + little_data()
+    whole = figures(train(single_gpu, 3, *options, before=exact).stdout)
     printed = {}
     for script, epochs, rate in ((fsdp, 1, ()), (single_gpu, 2, ("--lr", 0.5)), (fsdp, 3, ("--lr", 0.5))):
-        printed |= figures(train(script, epochs, *rate, "--checkpoint", "run.pt", "--batch-size", 48, before=IN_FLOAT64 + little_data()).stdout)
+        printed |= figures(train(script, epochs, *rate, "--checkpoint", "run.pt", *options, before=exact).stdout)
     assert printed == whole
     check_equal("run.pt", "single_gpu.pt")
 

@@ -36,10 +36,10 @@ def as_debian_has_it(host):
 
 
 def test_three_machines_are_fine_where_they_are_slow_which_is_measured_three_times_or_have_no_gpu(hosts, folder):
-    """A cable of 100 Mbit/s between cards that state 10 Gbit/s. The third machine is the second one under another name."""
+    """A cable of 400 Mbit/s between cards that state 10 Gbit/s. The third machine is the second one under another name."""
     a, b = hosts
     for host in hosts:
-        host.run(*"tc qdisc add dev eth0 root tbf rate 100mbit burst 64k latency 500ms".split())
+        host.run(*"tc qdisc add dev eth0 root tbf rate 400mbit burst 64k latency 500ms".split())
         as_debian_has_it(host)
     makes_log = FORKED + "import torch.distributed" + after("torch.distributed.init_process_group",
                                                             "open(os.environ['NCCL_DEBUG_FILE'], 'w').close()")  # as NCCL does
@@ -97,7 +97,7 @@ def test_a_firewall_in_one_direction_and_an_address_that_leads_back_are_named_wi
 
 @pytest.mark.parametrize("which", ["one that stops", "the one that leads"])
 def test_a_process_that_is_lost_in_the_middle_is_named_and_nobody_waits_for_it(which, hosts):
-    jobs = start(hosts, "--wait=30", PET_NPROC_PER_NODE="2")
+    jobs = start(hosts, "--wait=15", PET_NPROC_PER_NODE="2")
     jobs[0].wait_for("good: 4 processes")
     if which == "one that stops":
         starter = jobs[1].process.pid
@@ -115,8 +115,9 @@ def test_a_process_that_is_lost_in_the_middle_is_named_and_nobody_waits_for_it(w
 def test_srun_starts_it_too_and_a_task_that_does_not_come_or_a_machine_that_does_not_know_its_name_is_named(slurm):
     check = ["python", CHECK, "--device=cpu"]
     assert slurm("srun", "--nodes=2", "--ntasks-per-node=2", *check).splitlines()[-1] == "5. Fine."
-    for other, says in (("exit", f"1 of 2 processes, did not come within 20 s; here: {slurm.hosts[0].name}. "),
-                        ("hostname no.such", "NOT GOOD: no.such knows no IPv4 address of its own name, which gloo looks up")):
-        command = *UNSHARED, f'[ $SLURM_NODEID = 0 ] || {other}; exec "$@"', "-", *check, "--wait=20"
+    for other, wait, says in (
+            ("exit", 10, f"1 of 2 processes, did not come within 10 s; here: {slurm.hosts[0].name}. "),
+            ("hostname no.such", 60, "NOT GOOD: no.such knows no IPv4 address of its own name, which gloo looks up")):
+        command = *UNSHARED, f'[ $SLURM_NODEID = 0 ] || {other}; exec "$@"', "-", *check, f"--wait={wait}"
         job = slurm.run("srun", "--nodes=2", *command, **first(FORKED))
         assert job.returncode != 0 and says in job.stdout, job.stdout + job.stderr
