@@ -4,7 +4,7 @@ import tempfile
 import pytest
 
 pytest.register_assert_rewrite("launch", "chapters", "hosts", "runs")  # their assertions too show what differs
-from fixtures import fashion_mnist, folder, hosts, slurm  # noqa: F401
+from fixtures import folder, hosts, slurm  # noqa: F401
 from launch import PACKAGES
 
 

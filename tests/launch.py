@@ -181,15 +181,6 @@ def hold(function, unless="False", until="os.path.exists('go')"):
     return after(function, f"{unless} or [time.sleep(0.05) for _ in iter(lambda: bool({until}), True)]")
 
 
-def hold_for_a_signal(step):
-    return "calls = []\n" + hold("torch.optim.SGD.step", f"calls.append(0) or len(calls) != {step}",
-                                 "signal.sigpending() or os.path.exists('go')")
-
-
-# A disk that fills up: once the first epoch is saved, no file may exceed 100 KiB.
-FILLS_UP = "import resource\n" + after("os.replace", "resource.setrlimit(resource.RLIMIT_FSIZE, (100 * 1024, 100 * 1024))")
-
-
 def device_options(processes):
     """The device of pytest's --device. Processes that share a GPU can do so by gloo alone."""
     device = os.environ.get("TEST_DEVICE", "cpu")

@@ -5,13 +5,15 @@ import time
 from pathlib import Path
 
 import pytest
-from launch import EXACT, ROOT, SMALL, figures, first, hold, hold_for_a_signal, train
+from launch import EXACT, ROOT, SMALL, figures, first, hold, train
 
 TWO_GPUS = """import torch
 torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
 torch.accelerator.device_count = lambda: 2
 """
 HELD = EXACT + hold("os.replace")  # after an epoch, so that there is something left to train
+TILL_A_SIGNAL = EXACT + "calls = []\n" + hold("torch.optim.SGD.step", "calls.append(0) or len(calls) != 16",
+                                              "signal.sigpending() or os.path.exists('go')")
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +80,7 @@ def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at
         batch = batch.replace(wanted, there_is)
     Path("preempt.sbatch").write_text(batch)
     shutil.copytree(ROOT / "recipes", "recipes")
-    job = slurm.submit("preempt.sbatch", **first(EXACT + hold_for_a_signal(16)))
+    job = slurm.submit("preempt.sbatch", **first(TILL_A_SIGNAL))
     output = Path(f"preempt-{job}.out")
     slurm.wait_for("epoch 1/", output)
     slurm("scancel", "--batch", "--signal=USR1", job)
