@@ -1,26 +1,11 @@
-"""multinode.py where a worker is killed, a host is lost, or a cable is cut."""
-import os
-import signal
-
-import torch
+"""multinode.py where a host is lost, or a cable is cut."""
 from hosts import end, on_one_device, torchrun
-from launch import EXACT, LITTLE_DATA, RESTARTS, SMALL, after, figures, first, hold, load, train
+from launch import EXACT, RESTARTS, SMALL, after, figures, first, hold, load
 
 ELASTIC = "--nnodes=1:2 --max-restarts=5 --rdzv-conf=last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=4"
 # Whoever is alone waits after an epoch, and two take their time, so that something is left to train when one comes or goes.
 ALONE = (EXACT + hold("os.replace", unless="os.environ['WORLD_SIZE'] == '2'")
          + after("torch.optim.SGD.step", "time.sleep(0.05)"))
-
-
-def test_a_worker_killed_on_the_host_without_rank_0_costs_no_bit(hosts):
-    jobs = torchrun(hosts, f"--nnodes=2 --max-restarts=3 {hosts[0].rendezvous}", 3, 1, *SMALL, **RESTARTS,
-                    **first(LITTLE_DATA + hold("os.replace")))
-    jobs[0].wait_for("epoch 1/3")
-    os.kill(jobs[1].workers()[0], signal.SIGKILL)
-    (hosts[0].folder / "go").touch()
-    assert end(jobs) == figures(train("multinode.py", 3, 1, *SMALL, before=LITTLE_DATA).stdout)
-    assert jobs[0].stdout.count("processes: 2") == 2
-    torch.testing.assert_close(load(hosts[0].folder / "multinode.pt"), load("multinode.pt"), rtol=0, atol=0)
 
 
 def test_the_host_with_rank_0_is_lost_done_without_and_taken_in_again(hosts, folder):

@@ -47,7 +47,7 @@ def test_bfloat16_as_the_chapter_has_it_changes_the_losses_by_no_more_than_its_d
         text = text.replace(line, changed)
     Path("bfloat16.py").write_text(text)
     options = 2, "--model", "vit", "--lr", 0.002, "--batch-size", 48
-    found, whole = (train(script, *options, before=little_data()).stdout
+    found, whole = (train(script, *options, before=little_data(96, 21)).stdout
                     for script in (Path("bfloat16.py").resolve(), "recipes/fsdp.py"))
     check_close(figures(found), figures(whole), loss=0.01, accuracy=5)
     assert found != whole

@@ -4,8 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launch import ADAMW, EXACT, LITTLE_DATA, ROOT, SMALL, after, check_equal, figures, load, train, with_optimizer
+from launch import ADAMW, IN_FLOAT64, ROOT, SMALL, after, check_equal, figures, little_data, load, train, with_optimizer
 
+LITTLE_DATA = little_data(96, 21)
 VIT = "--model", "vit", "--lr", 0.002
 LOGS_MODELS = after("utils.build_model", "next(result.parameters()).device")
 
@@ -13,7 +14,7 @@ LOGS_MODELS = after("utils.build_model", "next(result.parameters()).device")
 def test_it_trains_what_fsdp_trains_resumes_on_another_number_of_processes_and_becomes_a_plain_file():
     def leg(script, epochs, *more, processes=2):
         copy = with_optimizer(script, ADAMW)
-        return figures(train(copy, epochs, *VIT, *SMALL, *more, processes=processes, before=EXACT).stdout)
+        return figures(train(copy, epochs, *VIT, *SMALL, *more, processes=processes, before=IN_FLOAT64 + LITTLE_DATA).stdout)
 
     whole = leg("recipes/fsdp.py", 3)
     printed = leg("recipes/large.py", 1) | leg("recipes/large.py", 2, processes=3)
