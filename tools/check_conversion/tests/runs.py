@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy
 import torch
-from check_conversion import command, judge, left, observed, running
+from check_conversion import command, judge, new_files, observed, running
 from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
 
@@ -127,7 +127,7 @@ def record(text, processes=0, name="train.py", arguments=(), workspace=None, **o
         for process in started:
             process.kill()
     run = running.read_run(name, Path(settings.records), status=max(process.exitcode != 0 for process in started))
-    run.files = left.read(settings.copy, ours.unchanged(Path(settings.copy)))
+    run.new_files = new_files.read(settings.copy, ours.unchanged(Path(settings.copy)))
     if not workspace:
         ours.remove()
     print(run.stdout, run.stderr)  # which pytest shows where a test has failed

@@ -115,8 +115,8 @@ def run(project, monkeypatch):
 
 
 def test_a_process_that_outlives_its_script_is_ended_and_said(run):
-    left, = run("sleep 600 & true").left
-    assert left not in running.processes("CHECK_CONVERSION")
+    process, = run("sleep 600 & true").outlived
+    assert process not in running.processes("CHECK_CONVERSION")
 
 
 def test_a_process_that_cannot_be_ended_is_named_and_not_waited_for(run, monkeypatch):
