@@ -1,5 +1,6 @@
 """A script before and after its conversion, changed here and there: what a run of it notes, and what the check says."""
 import functools
+import gc
 import multiprocessing
 import os
 import runpy
@@ -81,7 +82,7 @@ WHOLE = ("24 // world_size, sampler=sampler", "24, shuffle=True, generator=torch
 LESS = ("randn(144", "randn(133")  # the last batch has 13 samples
 
 forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(["torch._dynamo", "torch.distributed.nn", "torch.distributed.tensor", "torch.utils.data"])
+forks.set_forkserver_preload(["runs", "torch._dynamo", "torch.distributed.nn", "torch.distributed.tensor", "torch.utils.data"])
 
 
 def changed(text, *changes):
@@ -92,6 +93,7 @@ def changed(text, *changes):
 
 
 def be_process(script, arguments, records, environment):
+    gc.freeze()  # what was preloaded need not be looked through for modules
     os.chdir(Path(script).parent)
     for stream, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(f"{records}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
