@@ -170,6 +170,7 @@ def test_a_fault_is_named_with_its_step_and_its_cause_and_what_trains_the_same_i
 
 def test_neither_a_module_named_wandb_nor_a_tensor_of_a_generator_s_shape_is_mistaken():
     Path("wandb.py").write_text("offline = True\n")
-    state = "{'state': torch.get_rng_state(), 'buffer': torch.ones(torch.get_rng_state().shape)}"
+    state = "{'state': torch.get_rng_state(), 'buffer': torch.ones(torch.get_rng_state().shape), 'best': 'net'}"
     run = record("import wandb\n" + changed(BEFORE, ("save(model.state_dict()", f"save({state}")))
-    assert [*run.ranks[0].of(Saved)[0].tensors] == ["buffer"]
+    saved, = run.ranks[0].of(Saved)
+    assert [*saved.tensors] == ["buffer"] and saved.strings == {"best": "net"}
