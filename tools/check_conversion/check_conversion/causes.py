@@ -30,7 +30,7 @@ class Evidence:
     alike_before: set  # generators whose states were the same in all ranks in the step before
     in_workers: list  # generators that moved in loader workers, of both runs
     blurred: bool  # rounding alone is large: what was seen counts, how far they parted does not
-    beside: Callable  # what has parted that no optimizer holds
+    untrained: Callable  # what has parted that no optimizer holds
 
     @property
     def count(self):
@@ -74,7 +74,7 @@ class Evidence:
 def why(e):
     """What explains another step: the first of these that was seen."""
     seen = (not_trained(e) or other_length(e) or same_numbers(e)
-            or other_samples(e) or (not e.drawing and e.beside()) or other_factor(e)
+            or other_samples(e) or (not e.drawing and e.untrained()) or other_factor(e)
             or own_numbers(e) or unequal(e))
     return seen if seen or e.blurred else what_is_known(e)
 
@@ -286,6 +286,7 @@ def what_is_known(e):
         parts = ", ".join(f"{sum(share.losses):.6g}" for share in e.shares)
         return Fault(f"{known}, and a loss of {parts} in the ranks, {sum(e.one.losses):.6g} in "
                      f"{e.name}: neither their mean nor their sum is that. Do parts count "
-                     f"differently (padding, ignore_index), or is something computed over the "
-                     f"batch? {said}", "Errors that vary")
+                     f"differently (padding, ignore_index), is something computed over the batch (mining, a "
+                     f"contrast), or do labels, which the model is not fed, go with other samples? {said}",
+                     "Errors that vary")
     return Fault(f"{known}; {said}", "Errors that vary")

@@ -15,9 +15,9 @@ import signal
 import sys
 import traceback
 
-from check_conversion.judge import check_original, judge, own_error
-from check_conversion.protocol import About
-from check_conversion.running import run
+from check_conversion.judge import check_original, judge
+from check_conversion.protocol import About, BatchNorm
+from check_conversion.running import own_error, run
 from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
 
@@ -26,17 +26,18 @@ OUTPUTS = (1, 2)  # the check's own: files that the user may have opened for it 
 
 def compare(before, after, float32=False):
     """The verdict; before and after run a command, with options of protocol.Settings."""
+    # The converted script comes first: it says whether BatchNorm can be compared, or the original's must be frozen too.
     converted = after(float64=not float32)
     if not float32 and (reason := no_float64(converted)):
         return in_float32(before, after, reason)
-    kept = "kept" in converted.batchnorm
-    if kept and len(converted.batchnorm) > 1:  # of both kinds: none of it can be compared
-        converted = after(float64=not float32, batchnorm_kept=True)
-    original = before(float64=not float32, batchnorm_kept=kept)
+    frozen = BatchNorm.FROZEN in converted.batchnorm
+    if frozen and BatchNorm.SYNCHRONISED in converted.batchnorm:  # the original has nothing by which to freeze a part
+        converted = after(float64=not float32, batchnorm_frozen=True)
+    original = before(float64=not float32, batchnorm_frozen=frozen)
     if not float32 and (reason := no_float64(original)):
         return in_float32(before, after, reason)
     check_original(original)
-    nudged = before(float64=not float32, batchnorm_kept=kept, nudged=True)
+    nudged = before(float64=not float32, batchnorm_frozen=frozen, nudged=True)
     return judge(original, nudged, converted)
 
 
@@ -73,7 +74,6 @@ def parse_args():
                         help="files that the copies lack: 'checkpoints/*.pt'")
     parser.add_argument("--float32", action="store_true",
                         help="compare in float32, which is less sharp, and faster on GPUs")
-    parser.add_argument("--float64", action="store_true", help=argparse.SUPPRESS)  # as it is now
     parser.add_argument("--patience", type=float, default=60, metavar="SECONDS",
                         help="seconds without a step before it counts as hung (60)")
     return parser.parse_args()

@@ -1,8 +1,10 @@
-"""Distances between sketches of tensors."""
+"""Distances between sketches of tensors, and how far what is compared may part."""
 import math
 
 from check_conversion.protocol import BUCKETS
 
+TIMES = 5  # as far as rounding parts something, it may part; right conversions: 0 to 1.8
+LARGE = 0.01  # of what training moves the weights: rounding that hides smaller faults
 NO_LONGER = 0.1  # of a difference: a factor that leaves less of it explains it
 
 
@@ -20,8 +22,8 @@ def factor_between(one, other):
     if not math.isfinite(apart) or not norm(one):
         return None
     factor = sum(map(math.prod, zip(one, other))) / norm(one) ** 2
-    left = math.dist([factor * number for number in one], other)
-    return factor if left < NO_LONGER * apart else None
+    rest = math.dist([factor * number for number in one], other)
+    return factor if rest < NO_LONGER * apart else None
 
 
 def of_tensors(numbers):

@@ -1,11 +1,11 @@
 """The verdict: a function of three runs."""
-import os
 import re
 
-from check_conversion.left import compare_left
+from check_conversion.new_files import compare_new_files
 from check_conversion.outputs import compare_bars, compare_lines, compare_logged, compare_saved
-from check_conversion.protocol import About
-from check_conversion.training import compare_training, unseeded
+from check_conversion.protocol import About, BatchNorm
+from check_conversion.running import own_error
+from check_conversion.training import Training, compare_training, unseeded
 from check_conversion.verdict import CHAPTER, CannotSay, Fault, Verdict
 
 FIGURES = 1e-7  # of a figure: no wrong one is nearer, and scripts may count in float32
@@ -15,20 +15,7 @@ STOOD_STILL = {  # what to do about it
     "autocast": ("autocast was off, so it was not compared", "Check it")}
 
 
-# How a run ended.
-
-def own_error(stderr):
-    """The first error that anybody had, after the last line of the user's own that led to it."""
-    place = "?"
-    for line in stderr.splitlines():
-        who, line = re.match(r"(?:\[(rank\d+)\]: ?)?(.*)", line).groups()
-        found = re.match(r' *File "(.*)", line (\d+)', line)
-        if found and not re.search('/lib/python|/check_conversion/|"<', line):
-            place = f"{os.path.basename(found[1])}:{found[2]}"
-        elif re.match(r"[\w.]*(Error|Exception)(: \S|$)|.*can't open file", line):
-            return f"{who or 'it'} at {place}: {line[:300]}"
-    return ["it says nothing", *(line for line in stderr.splitlines() if line.strip("= "))][-1]
-
+# Whether it can be judged.
 
 def resumed(run):
     """A run that finds its work done takes no step."""
@@ -42,8 +29,8 @@ def resumed(run):
 
 def check_writes(run):
     if refused := run.remarks(About.WRITE):
-        raise CannotSay(f"{run.name} would write {refused[0]}: under the check it may write into "
-                        "its copy of this folder alone")
+        raise CannotSay(f"{run.name} would write {refused[0]}, outside this folder. Under the check a script may "
+                        "write into its copy of the folder, and where tempfile does")
 
 
 def check_original(original):
@@ -80,6 +67,13 @@ def check_nudged(original, nudged):
         raise CannotSay(f"{original.name} takes more or fewer steps in the second run, {changed}")
 
 
+def check_converted(converted):
+    """Whether the check could follow it."""
+    check_writes(converted)
+    if unsupported := converted.remarks(About.UNSUPPORTED):
+        raise CannotSay(f"the check cannot follow {unsupported[0]}")
+
+
 def how_it_ended(original, converted):
     """A fault of the converted script's run as a whole."""
     counts = [len(rank.steps) for rank in converted.ranks]
@@ -95,7 +89,7 @@ def how_it_ended(original, converted):
         ended = ": the rank that it waits for has ended" * bool(gone)
         return Fault(f"it fails after {steps} steps of the ranks: {error}{ended}",
                      "Hangs" if gone else "Errors")
-    if converted.left:
+    if converted.outlived:
         return Fault("it leaves processes behind", "The end of a run")
     if not converted.ranks:
         raise CannotSay(f"{converted.name} takes no optimizer step{resumed(converted)}")
@@ -107,7 +101,7 @@ def how_it_ended(original, converted):
 def say_training(agree, converted, counts, stood_still):
     count = len(converted.ranks)
     yield (f"the same training{', but not shared out' * agree.not_shared_out}: {agree.steps} steps "
-           f"with {count} process{'es' * (count > 1)}{say_batchnorm(converted.batchnorm)}; compared: "
+           f"with {count} process{'es' * (count > 1)}{say_batchnorm(converted)}; compared: "
            + ", ".join(["training", *filter(None, counts)])
            + f"; not {', '.join(stood_still)}" * bool(stood_still))
     yield (f"weights within {agree.weights:.0e} of their norm; rounding alone moves them by "
@@ -129,19 +123,19 @@ def say_part(name, part):
         yield f"  {line}" if k or part.faults else f"{name}: {line}"
 
 
-def say_batchnorm(how):
-    """Where it is over the ranks, as it does not come on CPUs."""
-    asked = sorted(how - {"kept", "synchronised"})
-    if "kept" in how or not how:
+def say_batchnorm(run):
+    if run.batchnorm != {BatchNorm.SYNCHRONISED}:
         return ""
-    return f", BatchNorm as SyncBatchNorm, which {asked[0]} does not call here" if asked else ", SyncBatchNorm"
+    if run.synchronised_at:
+        return f", BatchNorm as SyncBatchNorm, which {run.synchronised_at} does not call here"
+    return ", SyncBatchNorm"
 
 
 def what_stood_still(original, converted):
     steps = [step for run in (original, converted) for rank in run.ranks for step in rank.steps]
     found = set().union(*(step.stood_still for step in steps))
     found |= {"autocast" for step in steps if any("autocast" in what for what in step.precision)}
-    found |= {"BatchNorm" for step in steps if "kept" in step.batchnorm}
+    found |= {"BatchNorm" for step in steps if BatchNorm.FROZEN in step.batchnorm}
     return [what for what in STOOD_STILL if what in found]
 
 
@@ -158,34 +152,41 @@ def ranks_draw_alike(run):
     return len({*states}) < len(states)
 
 
+def faults_of_the_run(end, fault, shortest):
+    """How the run ended, after a fault of training that was seen before it; without such an end the fault
+    alone. What only keeps the check from seeing more is the last of the three."""
+    if end:
+        return [fault, end] if fault and not fault.unknown and fault.step <= shortest else [end]
+    if fault and fault.unknown:
+        raise CannotSay(str(fault))
+    return [fault] if fault else []
+
+
 def judge(original, nudged, converted):
     check_original(original)
     check_nudged(original, nudged)
-    check_writes(converted)
-    if unsupported := converted.remarks(About.UNSUPPORTED):
-        raise CannotSay(f"the check cannot follow {unsupported[0]}")
+    check_converted(converted)
     end = how_it_ended(original, converted)
-    agree = compare_training(original, nudged, converted) if converted.ranks else None
-    fault = agree.fault if agree else None
-    if end:
-        shortest = min((len(rank.steps) for rank in converted.ranks), default=0)
-        seen = fault and not fault.unknown and fault.step <= shortest  # else: not at its end
-        return Verdict(1, ["NOT THE SAME TRAINING", *[str(fault)] * bool(seen), str(end)])
-    if fault and fault.unknown:
-        raise CannotSay(str(fault))
-    if fault:
-        return Verdict(1, ["NOT THE SAME TRAINING", str(fault)])
+    agree = compare_training(original, nudged, converted) if converted.ranks else Training()
+    shortest = min((len(rank.steps) for rank in converted.ranks), default=0)
+    if faults := faults_of_the_run(end, agree.fault, shortest):
+        return Verdict(1, ["NOT THE SAME TRAINING", *map(str, faults)])
+    return judge_outputs(original, nudged, converted, agree)
+
+
+def judge_outputs(original, nudged, converted, agree):
+    """Of the same training."""
     drift = max(agree.rounding, agree.weights, FIGURES)
     parts = {name: compare(original, nudged, converted, drift) for name, compare in (
         ("printed", compare_lines), ("shown", compare_bars), ("logged", compare_logged),
-        ("saved", compare_saved), ("written", compare_left))}
+        ("saved", compare_saved), ("written", compare_new_files))}
     stood_still = what_stood_still(original, converted)
-    lines = [*say_training(agree, converted, [part.count for part in parts.values()], stood_still),
-             *(line for name, part in parts.items() for line in say_part(name, part)),
-             *say_why(stood_still, converted)]
     faults = [fault for part in parts.values() for fault in part.faults]
     if agree.blurred and not agree.not_shared_out and all(fault.measured for fault in faults):
         raise CannotSay(f"the same up to step {agree.blurred - 1} of {agree.steps}; from there on "
                         "rounding alone moves the weights by 1% of what training does, and neither "
                         "smaller faults nor the figures of later steps can be judged")
+    lines = [*say_training(agree, converted, [part.count for part in parts.values()], stood_still),
+             *(line for name, part in parts.items() for line in say_part(name, part)),
+             *say_why(stood_still, converted)]
     return Verdict(int(agree.not_shared_out or bool(faults)), lines)

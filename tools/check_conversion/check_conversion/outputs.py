@@ -7,10 +7,9 @@ import collections
 import math
 import re
 
-from check_conversion.beside import reordered
-from check_conversion.distances import distance, norm
+from check_conversion.buffers import reordered
+from check_conversion.distances import LARGE, TIMES, distance, norm
 from check_conversion.protocol import About, Bar, Logged, Saved
-from check_conversion.training import LARGE, TIMES
 from check_conversion.verdict import Compared, Fault
 
 NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf)\b)"
@@ -130,12 +129,12 @@ def compare_texts(texts, names, drift, verb="printed"):
             same += len(lines) - len(different)
     if parted:
         shown = "".join(f"\n  {names[0]}: {a}\n  {names[1]}: {b}" for a, b in parted[:SHOWN])
-        more = f"\n  and {len(parted) - SHOWN} more lines" * (len(parted) > SHOWN)
+        more = f"\n  and {many(len(parted) - SHOWN, 'more line')}" * (len(parted) > SHOWN)
         faults.append(Fault(f"{verb} differently:{shown}{more}\n ", "Printed figures", measured=True))
     figures = [line for line in missing if re.search(TOKEN, line)]
     if figures and not same and not parted and not any("#" in words for words in converted):
-        faults.append(Fault(f"{names[1]} prints none of the {len(figures)} lines with figures that "
-                            f"{names[0]} prints", "Printed figures"))
+        faults.append(Fault(f"{verb} by {names[1]}: none of the {many(len(figures), 'line')} with figures "
+                            f"of {names[0]}", "Printed figures"))
         missing = []
     total = sum(map(len, original.values()))
     remarks = [named(f"not {verb} by {names[1]} in these words", missing),
@@ -153,7 +152,7 @@ def many(count, what):
 
 
 def named(what, lines):
-    more = f" (and {len(lines) - 1} more line{'s' * (len(lines) > 2)})" * (len(lines) > 1)
+    more = f" (and {many(len(lines) - 1, 'more line')})" * (len(lines) > 1)
     return f"{what}: {lines[0]}{more}" if lines else ""
 
 
@@ -223,10 +222,10 @@ def saves_of(run):
 
 
 def pair(found, others):
-    """Files of the same name, then those that are left, in their order."""
+    """Files of the same name, then the others, in their order."""
     both = [name for name in found if name in others]
-    left = [[name for name in names if name not in both] for names in (found, others)]
-    return {name: name for name in both} | dict(zip(*left))
+    unpaired = [[name for name in names if name not in both] for names in (found, others)]
+    return {name: name for name in both} | dict(zip(*unpaired))
 
 
 def under_other_names(one, other):
@@ -257,8 +256,18 @@ def tensors_apart(one, nudged, tensors, drift, in_other_order):
 
 def is_setting(name, value):
     """What a script was told, not what it found."""
-    return isinstance(value, bool) or (isinstance(value, int) and bool(
+    return isinstance(value, bool) or (isinstance(value, (int, str)) and bool(
         {"args", "config", "hparams", "opt", "options", "settings"} & {*name.split(".")}))
+
+
+def plain(save):
+    return {**save.values, **save.strings}
+
+
+def strings_of(saves):
+    """As lines, which a time may be in, or a figure."""
+    return "\n".join(f"{name}: {' '.join(text.split())}" for save in saves for name, text in save.strings.items()
+                     if not is_setting(name, text))
 
 
 def compare_save(name, one, nudged, other, judges, drift, in_other_order):
@@ -270,7 +279,7 @@ def compare_save(name, one, nudged, other, judges, drift, in_other_order):
     renamed = under_other_names(one, other)
     tensors = {renamed.get(key, key): saved for key, saved in other.tensors.items()}
     missing = [key for key in one.tensors if key not in tensors]
-    missing += [key for key in one.values if key not in other.values]
+    missing += [key for key in plain(one) if key not in plain(other)]
     if missing:
         return Fault(f"{name}: {', '.join(missing[:3])} is not saved", "Saving")
     for key, (shape, _) in one.tensors.items():
@@ -309,15 +318,18 @@ def compare_saved(original, nudged, converted, drift):
             judges = collections.defaultdict(lambda: Figures(drift))
             parted = [compare_save(ours, one, nudge, other, judges, drift, in_other_order)
                       for one, nudge, (_, other) in zip(saves, again, others[ours])]
+            strings = compare_texts([*map(strings_of, (saves, again, [save for _, save in others[ours]]))],
+                                    (original.name, converted.name), drift, f"{ours}: saved")
             same += [name] * len(saves)
-            faults += [fault for fault in parted if fault][:1]
+            faults += [fault for fault in parted if fault][:1] + strings.faults
+            remarks += strings.remarks
     if missing := [name for name in found if name not in in_both]:
         faults.append(Fault(f"{len(others)} files are saved instead of {len(found)}, without "
                             f"{', '.join(missing)}", "Saving"))
     remarks += more_than_before(found, others, in_both, converted.name)
     if images := {*original.remarks(About.IMAGE), *converted.remarks(About.IMAGE)}:
         remarks.append(f"images were not compared: {', '.join(sorted(images))}")
-    said = f"{len(same)} file{'s' * (len(same) > 1)} the same: {', '.join(dict.fromkeys(same))}"
+    said = f"{many(len(same), 'file')} the same: {', '.join(dict.fromkeys(same))}"
     return Compared(said if same else "nothing by torch.save" if not found else "",
                     many(len(same), "save"), faults[:SHOWN], remarks)
 
@@ -329,9 +341,9 @@ def more_than_before(found, others, in_both, name):
         one, other = found[one_name][0][1], others[ours][0][1]
         if renamed := under_other_names(one, other):
             yield f"{ours}: {', '.join([*renamed.values()][:3])} are saved under other names"
-        for key, a in one.values.items():
-            if is_setting(key, a) and other.values.get(key, a) != a:
-                yield f"{ours}: {key} is {other.values[key]} instead of {a}"
-        known = {**one.tensors, **one.values, **renamed}
-        if more := [key for key in {**other.tensors, **other.values} if key not in known]:
+        for key, a in plain(one).items():
+            if is_setting(key, a) and (b := plain(other).get(key, a)) != a:
+                yield f"{ours}: {key} is {b} instead of {a}"
+        known = {**one.tensors, **plain(one), **renamed}
+        if more := [key for key in {**other.tensors, **plain(other)} if key not in known]:
             yield f"{ours}: {', '.join(more[:3])} is saved by {name} alone"

@@ -9,7 +9,7 @@ folder of records each process writes, under its process id,
     PID.stdout   what a rank prints, so that lines of two ranks do not mix
     PID.stack    where it is, on SIGUSR2
 
-beside stdout and stderr of the command itself.
+and the check has stdout and stderr of the command itself written there.
 """
 import dataclasses
 import json
@@ -31,10 +31,10 @@ class Settings:
     home: str  # all that the check makes lies below: it may be written
     root: str  # of the copy: beside the copy it links to what lies around the user's folder
     copy: str  # of the user's folder: where the script works
-    kept: list  # the user's own folders, which nothing may change
+    protected: list  # the user's own folders, which nothing may change
     nudged: bool = False  # the original's second run: weights moved by one rounding, other clocks
     float64: bool = False
-    batchnorm_kept: bool = False  # BatchNorm keeps its statistics wherever it is
+    batchnorm_frozen: bool = False  # wherever it is, synchronised or not
 
     @classmethod
     def given(cls):
@@ -60,8 +60,8 @@ class Fed:
 
 
 @dataclass
-class Beside:
-    """A tensor that training has beside the parameters of its optimizers."""
+class Untrained:
+    """A tensor of a module that no optimizer holds: of a momentum encoder, or a buffer."""
     sketch: array
     rows: list = field(default_factory=list)  # sorted checksums: the keys in a queue may lie in
     columns: list = field(default_factory=list)  # another order
@@ -81,6 +81,12 @@ class Pass:
     drop_last: str = ""  # the class that was told so, the loader's or the sampler's
 
 
+class BatchNorm(Enum):
+    """How it was computed in training."""
+    FROZEN = "with statistics that stand still, for those of a rank are not those of the batch"
+    SYNCHRONISED = "over all ranks"
+
+
 @dataclass
 class Step:
     """One optimizer step of one process, and what led to it since the step before."""
@@ -98,8 +104,9 @@ class Step:
     draws: list = field(default_factory=list)  # generators that moved since the step before
     drawn_at: dict = field(default_factory=dict)  # the user's line that moved each, once a run
     stood_still: set = field(default_factory=set)  # of what the check keeps from changing
-    beside: dict = field(default_factory=dict)  # Beside by names, before the step
-    batchnorm: set = field(default_factory=set)  # how it was computed so far: observed/batchnorm.py
+    untrained: dict = field(default_factory=dict)  # Untrained by names, before the step
+    batchnorm: set = field(default_factory=set)  # of BatchNorm, so far
+    synchronised_at: str = ""  # the user's line that has BatchNorm synchronised on GPUs alone
     precision: set = field(default_factory=set)  # what was on: "autocast in bfloat16", "GradScaler"
 
 
@@ -118,6 +125,7 @@ class Saved:
     path: str
     tensors: dict
     values: dict
+    strings: dict = field(default_factory=dict)
 
 
 @dataclass

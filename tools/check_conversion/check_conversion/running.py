@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from check_conversion import protocol
-from check_conversion.left import read as read_left
+from check_conversion.new_files import read as read_new_files
 from check_conversion.protocol import Remark, Settings, Step
 from check_conversion.verdict import CannotSay
 
@@ -42,8 +42,8 @@ class Run:
     stderr: str
     processes: list
     waits: list = field(default_factory=list)  # where each rank waits, if it hangs
-    left: list = field(default_factory=list)  # processes that outlived it
-    files: dict = field(default_factory=dict)  # Left by names: what is new in its copy of the folder
+    outlived: list = field(default_factory=list)  # by processes that it started
+    new_files: dict = field(default_factory=dict)  # in its copy of the folder, by their names
 
     @property
     def ranks(self):
@@ -51,8 +51,11 @@ class Run:
 
     @property
     def batchnorm(self):
-        """How it was computed: see observed/batchnorm.py."""
         return set().union(*(step.batchnorm for rank in self.ranks for step in rank.steps[-1:]))
+
+    @property
+    def synchronised_at(self):
+        return max((rank.steps[-1].synchronised_at for rank in self.ranks), default="")
 
     def remarks(self, about):
         return [remark.name for one in self.processes for remark in one.of(Remark)
@@ -60,7 +63,7 @@ class Run:
 
 
 def run(command, workspace, args, **options):
-    """Run a command in a copy of the folder. Nothing of it is left then."""
+    """Run a command in a copy of the folder, and end all that it has started."""
     print("running:", command, file=sys.stderr, flush=True)
     settings = prepare(workspace, **options)
     records = Path(settings.records)
@@ -69,20 +72,20 @@ def run(command, workspace, args, **options):
             workspace.in_copy(command, Path(settings.copy)), shell=True, cwd=settings.copy,
             start_new_session=True, env=environment(workspace, settings),
             stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
-    waits, left = [], []
+    waits, outlived = [], []
     try:
         waits = wait(started, records, args)
         time.sleep(0.1)  # while a process becomes another program, its environment reads empty
         end = time.monotonic() + (0 if waits else ENDING)  # loader workers see late that they are alone
-        while (left := [*processes(settings.records)]) and time.monotonic() < end:
+        while (outlived := [*processes(settings.records)]) and time.monotonic() < end:
             time.sleep(0.1)
     finally:
         kill(settings.records)
     status = started.wait()
     if status in (126, 127):
         raise CannotSay(f"cannot be started: {(records / 'stderr').read_text().strip()}")
-    found = read_run(script_of(command), records, status, waits, left)
-    found.files = read_left(settings.copy, workspace.unchanged(Path(settings.copy)))
+    found = read_run(script_of(command), records, status, waits, outlived)
+    found.new_files = read_new_files(settings.copy, workspace.unchanged(Path(settings.copy)))
     return found
 
 
@@ -92,14 +95,14 @@ def prepare(workspace, **options):
     records = root.with_name(f"{root.name}.records")
     records.mkdir()
     return Settings(str(records), str(workspace.home), str(root), str(copy),
-                    [*map(str, workspace.kept)], **options)
+                    [*map(str, workspace.protected)], **options)
 
 
 def environment(workspace, settings):
     path = os.environ.get("PYTHONPATH")
     added = {**settings.as_environment(), "PWD": settings.copy, "TMPDIR": workspace.temporary,
              "PYTHONPATH": f"{START}:{path}" if path else START,
-             "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "offline",  # where they would be kept
+             "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "offline",  # where they would be stored
              "TORCH_COMPILE_DISABLE": "1", "NVIDIA_TF32_OVERRIDE": "0"}
     return {**os.environ, **{name: str(value) for name, value in added.items()}}
 
@@ -116,10 +119,10 @@ def wait(started, records, args):
     return []
 
 
-def kill(mark):
+def kill(records):
     """All processes of a run, and those that they start meanwhile."""
     end = time.monotonic() + ENDING
-    while still := [*processes(mark)]:
+    while still := [*processes(records)]:
         if time.monotonic() > end:
             raise CannotSay(f"process {still[0]}, which a script has started, cannot be ended")
         for process in still:
@@ -128,11 +131,11 @@ def kill(mark):
         time.sleep(0.05)
 
 
-def processes(mark):
-    """What there is of a run, wherever it is in the process tree."""
+def processes(records):
+    """Those in whose environment the folder of records is named, wherever in the process tree they are."""
     for file in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it has ended meanwhile, or is somebody else's
-            if mark in file.read_bytes().decode(errors="replace"):
+            if records in file.read_bytes().decode(errors="replace"):
                 yield int(file.parent.name)
 
 
@@ -169,7 +172,20 @@ def script_of(command):
     return found[1] or found[2] if found else command
 
 
-def read_run(name, records, status=0, waits=(), left=()):
+def read_run(name, records, status=0, waits=(), outlived=()):
     stdout = "".join(file.read_text(errors="replace") for file in sorted(records.glob("*stdout")))
     stderr = (records / "stderr").read_text(errors="replace")
-    return Run(name, status, stdout, stderr, read_processes(records), [*waits], [*left])
+    return Run(name, status, stdout, stderr, read_processes(records), [*waits], [*outlived])
+
+
+def own_error(stderr):
+    """The first error that anybody had, after the last line of the user's own that led to it."""
+    place = "?"
+    for line in stderr.splitlines():
+        who, line = re.match(r"(?:\[(rank\d+)\]: ?)?(.*)", line).groups()
+        found = re.match(r' *File "(.*)", line (\d+)', line)
+        if found and not re.search('/lib/python|/check_conversion/|"<', line):
+            place = f"{os.path.basename(found[1])}:{found[2]}"
+        elif re.match(r"[\w.]*(Error|Exception)(: \S|$)|.*can't open file", line):
+            return f"{who or 'it'} at {place}: {line[:300]}"
+    return ["it says nothing", *(line for line in stderr.splitlines() if line.strip("= "))][-1]

@@ -9,16 +9,13 @@ import math
 from dataclasses import dataclass, field, replace
 
 from check_conversion import samples
-from check_conversion.beside import compare_beside
+from check_conversion.buffers import compare_untrained
 from check_conversion.causes import Evidence, of_lengths, other_samples, why
-from check_conversion.distances import apart_in, distance, factor_between, norm, of_tensors
-from check_conversion.precision import compare_precision
+from check_conversion.distances import LARGE, TIMES, apart_in, distance, factor_between, norm, of_tensors
 from check_conversion.protocol import About, Began, Score
 from check_conversion.samples import Losses, Relation
 from check_conversion.verdict import CannotSay, Fault
 
-TIMES = 5  # as far as rounding parts the weights, they may part; right conversions: 0 to 1.8
-LARGE = 0.01  # of what training moves the weights: rounding that hides smaller faults
 LEAST = 1e-8  # of what training moves the weights: no fault that anybody makes is smaller
 NOISE = 1e-9  # of the largest gradient: one that is 0 in theory, a bias before a norm
 
@@ -153,6 +150,23 @@ def compare_scores(original, nudged, converted):
     return None
 
 
+def compare_precision(original, converted):
+    """The first step in which autocast or a GradScaler was on in one of them and off in the other."""
+    ranks = converted.ranks
+    for k, (one, *shares) in enumerate(zip(original.ranks[0].steps, *(rank.steps for rank in ranks)), 1):
+        for what in sorted(one.precision.union(*(share.precision for share in shares))):
+            others = [rank for rank, share in zip(ranks, shares)
+                      if (what in share.precision) != (what in one.precision)]
+            if others:
+                where = converted.name
+                if len(others) < len(ranks):
+                    where += f" on rank {others[0].rank}"
+                first, then = ("on", "off") if what in one.precision else ("off", "on")
+                return Fault(f"{what} is {first} in {original.name} and {then} in {where}",
+                             "What your script has", k)
+    return None
+
+
 # Step by step.
 
 @dataclass
@@ -240,7 +254,7 @@ def evidence(k, one, moved, shares, original, nudged, converted, known, names, r
     found = samples.compare(one, moved, shares, steps, original.name)
     return Evidence(original.name, k, one, shares, found, samples.losses(one, shares, found),
                     names=names, alike_before=alike_before(k, converted.ranks), blurred=rounding.blurred > 0,
-                    beside=lambda: compare_beside(
+                    untrained=lambda: compare_untrained(
                         k, steps, nudged.ranks[0].steps, [rank.steps for rank in converted.ranks],
                         original.name), **known)
 

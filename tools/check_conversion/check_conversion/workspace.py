@@ -9,7 +9,7 @@ from pathlib import Path
 from check_conversion.verdict import CannotSay
 
 MOST = 2**30  # bytes to copy
-LEFT_OUT = (".git", ".hg", ".svn", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache",
+NOT_COPIED = (".git", ".hg", ".svn", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache",
             ".ipynb_checkpoints", "node_modules", ".cache", ".tox", ".nox")
 
 
@@ -28,7 +28,7 @@ class Workspace:
         for link in self.links:
             if not link.exists() or not link.is_relative_to(self.folder):
                 raise CannotSay(f"--link {link.name}: there is no such folder here")
-        self.kept = {self.folder, *map(Path.resolve, self.links)}  # nothing is written there
+        self.protected = {self.folder, *map(Path.resolve, self.links)}  # nothing is written there
         self.entries = [*self.walk(self.folder)]
         self.check_size()
         self.before = self.state()
@@ -40,7 +40,7 @@ class Workspace:
         """Each file, folder and link to be made, and its size; a folder before what is in it."""
         with contextlib.suppress(PermissionError):
             for path in sorted(folder.iterdir()):
-                if path.name in LEFT_OUT or path in self.without:
+                if path.name in NOT_COPIED or path in self.without:
                     continue
                 if path.is_symlink() or path in self.links or is_environment(path):
                     yield path, 0
@@ -85,7 +85,7 @@ class Workspace:
         target = Path(os.path.normpath(link.parent / os.readlink(link)))
         if target.is_relative_to(self.folder):
             return copy / target.relative_to(self.folder)
-        self.kept.add(target.resolve())
+        self.protected.add(target.resolve())
         return target
 
     def link_surroundings(self, root):
@@ -122,7 +122,7 @@ class Workspace:
     def state(self):
         """All that is the user's, by name, size and time."""
         found = {}
-        for folder in self.kept:
+        for folder in self.protected:
             for path in [folder, *folder.rglob("*")] if folder.is_dir() else [folder]:
                 with contextlib.suppress(OSError):
                     seen = path.lstat()

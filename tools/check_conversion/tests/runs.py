@@ -1,5 +1,6 @@
 """A script before and after its conversion, changed here and there: what a run of it notes, and what the check says."""
 import functools
+import gc
 import multiprocessing
 import os
 import runpy
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy
 import torch
-from check_conversion import command, judge, left, observed, running
+from check_conversion import command, judge, new_files, observed, running
 from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
 
@@ -81,7 +82,7 @@ WHOLE = ("24 // world_size, sampler=sampler", "24, shuffle=True, generator=torch
 LESS = ("randn(144", "randn(133")  # the last batch has 13 samples
 
 forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(["torch._dynamo", "torch.distributed.nn", "torch.distributed.tensor", "torch.utils.data"])
+forks.set_forkserver_preload(["runs", "torch._dynamo", "torch.distributed.nn", "torch.distributed.tensor", "torch.utils.data"])
 
 
 def changed(text, *changes):
@@ -92,6 +93,7 @@ def changed(text, *changes):
 
 
 def be_process(script, arguments, records, environment):
+    gc.freeze()  # what was preloaded need not be looked through for modules
     os.chdir(Path(script).parent)
     for stream, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(f"{records}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
@@ -127,7 +129,7 @@ def record(text, processes=0, name="train.py", arguments=(), workspace=None, **o
         for process in started:
             process.kill()
     run = running.read_run(name, Path(settings.records), status=max(process.exitcode != 0 for process in started))
-    run.files = left.read(settings.copy, ours.unchanged(Path(settings.copy)))
+    run.new_files = new_files.read(settings.copy, ours.unchanged(Path(settings.copy)))
     if not workspace:
         ours.remove()
     print(run.stdout, run.stderr)  # which pytest shows where a test has failed

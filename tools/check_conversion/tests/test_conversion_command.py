@@ -1,4 +1,4 @@
-"""check-conversion as a command, with processes as a user starts them."""
+"""check-conversion as a command: what it says of two scripts, of one that is no measure, and of a folder that changes."""
 import os
 import re
 import signal
@@ -7,25 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import AFTER, BEFORE, STEP, TOOL, changed, check
+from check_conversion import command
+from check_conversion.verdict import Verdict
+from runs import AFTER, BEFORE, TOOL, changed, check
 
-TORCHRUN = "torchrun --standalone --nproc_per_node=2 train_ddp.py"
 
-
-def start(*words):
-    """The command, and its processes ended with it."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
-                   "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # where torchrun is
-    process = subprocess.Popen([sys.executable, TOOL, *map(str, words)], env=environment, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
-    try:
-        stdout, stderr = process.communicate(timeout=300)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-        raise
-    print(stdout, stderr)
-    return process.returncode, stdout, stderr
+@pytest.fixture(autouse=True)
+def signals():
+    """The command has handlers of its own."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 SPAWNED = """
@@ -41,13 +34,14 @@ if __name__ == "__main__":
 """
 
 
-def test_two_commands_are_compared_also_ranks_that_their_script_spawns():
+def test_two_commands_are_compared_also_ranks_that_their_script_spawns(monkeypatch, capsys):
     Path("train.py").write_text("def main(args):\n" + re.sub("^", "    ", BEFORE, flags=re.MULTILINE) + "\nmain([])\n")
     Path("train_ddp.py").write_text(SPAWNED)
     Path("ranks.py").write_text("import os, sys\n" + changed(AFTER, ('("gloo")', '("gloo", rank=int(sys.argv[1]), world_size=2, '
                                                                      'init_method=f"file://{os.getcwd()}/met")')))
     files = {*os.listdir()}
-    status, said, _ = start("python train.py", "python train_ddp.py")
+    monkeypatch.setattr("sys.argv", ["check-conversion", "python train.py", "python train_ddp.py"])
+    status, said = command.main(), capsys.readouterr().out
     assert status == 0 and re.match(
         r"the same training: 12 steps with 2 processes; compared: training, 2 lines, 1 save\n"
         r"weights within \de-1\d of their norm; rounding alone moves them by \de-1\d\n"
@@ -55,26 +49,15 @@ def test_two_commands_are_compared_also_ranks_that_their_script_spawns():
     assert {*os.listdir()} == files
 
 
-LOADED = """
-class Loaded(TensorDataset):
-    def __getitem__(self, index):
-        torch.load("nothing.pt")
-        return super().__getitem__(index)
-
-
-torch.save([], "nothing.pt")
-data = Loaded("""
-
-
-def test_a_hang_is_shown_by_the_line_at_which_each_rank_waits_also_with_workers_that_load_files():
-    Path("train.py").write_text(BEFORE)
-    Path("train_ddp.py").write_text(changed(AFTER, ("data = TensorDataset(", LOADED), (
-        "24 // world_size", "24 // world_size, num_workers=1"), (
-        STEP, f"{STEP}        if rank == 0:\n            dist.barrier()\n")))
-    status, said, _ = start("--patience", 12, "python train.py", TORCHRUN)
-    assert status == 1 and re.match(
-        r"NOT THE SAME TRAINING\nit hangs:\n  rank 0, after \d steps, waits at train_ddp.py:\d+, in \w+\n"
-        r"  rank 1, after \d steps, waits at train_ddp.py:\d+, in \w+. See", said), said
+@pytest.mark.parametrize("outputs, status", [((), 2), ((3,), 0)], ids=["by somebody", "by the verdict, which goes there"])
+def test_a_file_that_changes_meanwhile_is_said_before_any_verdict(outputs, status, monkeypatch, capsys):
+    file = os.open("check.txt", os.O_WRONLY | os.O_CREAT)
+    monkeypatch.setattr(command, "compare", lambda *_: Verdict(0, ["the same training" * bool(os.write(file, b"changed"))]))
+    monkeypatch.setattr(command, "OUTPUTS", [file for _ in outputs])
+    monkeypatch.setattr("sys.argv", ["check-conversion", "python train.py", "torchrun train_ddp.py"])
+    assert command.main() == status
+    said = capsys.readouterr()
+    assert ("the same training" in said.out) == (not status) == ("check.txt changed during the check" not in said.err)
 
 
 def test_help_fits_a_screen():
@@ -89,15 +72,15 @@ def test_all_packages_are_installed_with_it():
     assert packages == {*re.findall('"(.*?)"', listed)}
 
 
+UNSEEDED = ("torch.manual_seed(0)", "torch.manual_seed(int(time.time()))")
+
+
 @pytest.mark.parametrize("script, says", [
-    (BEFORE.replace("torch.manual_seed(0)", "torch.seed()"),
-     r"draws new numbers each time \(it begins with different weights\): begin it with torch.manual"),
+    ("import time\n" + changed(BEFORE, UNSEEDED), r"draws new numbers each time \(it begins with different weights\): begin it"),
     ("import numpy\n" + BEFORE.replace("model(x)", "model(x + numpy.random.rand())"),
      r"draws new numbers each time \(step 1: by numpy\)"),
-    ("import time\n" + BEFORE.replace("torch.manual_seed(0)", "torch.manual_seed(int(time.time()))"),
-     "draws new numbers each time"),
-    ("import torch\n1 / 0\n", r"train.py fails under the check \(it at train.py:2: ZeroDivisionError: division by zero\): does"),
-    ("import torch\n", "train.py takes no optimizer step$")])
-def test_what_cannot_be_judged_is_said_in_one_line(script, says):
+    ("import torch\n1 / 0\n", r"fails under the check \(it at train.py:2: ZeroDivisionError: division by zero\): does"),
+    ("import torch\n", "takes no optimizer step$")], ids=["weights by the time", "samples by numpy", "an error", "no step"])
+def test_an_original_that_cannot_be_the_measure_is_said_in_one_line(script, says):
     status, said = check(script, "import torch")
-    assert status == 2 and re.match(f"cannot be judged: {says}|cannot be judged: train.py {says}", said)
+    assert status == 2 and re.match(f"cannot be judged: train.py {says}", said)

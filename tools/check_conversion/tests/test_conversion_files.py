@@ -1,16 +1,14 @@
-"""The check touches nothing of the user's: each run has a copy of the folder, and no process outlives it."""
+"""The check touches nothing of the user's: each run has a copy of the folder."""
 import os
 import stat
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from check_conversion import command, running
 from check_conversion.protocol import About
 from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
-from runs import AFTER, BEFORE, record, record_twice
+from runs import record
 
 
 def contents(folder):
@@ -78,23 +76,6 @@ def test_a_script_reads_what_is_there_and_writes_in_its_copy_alone(project):
     assert run.remarks(About.WRITE) == [path.replace("{folder}", str(project)) for path in KEPT]
 
 
-@pytest.mark.parametrize("outputs, status", [((), 2), ((3,), 0)])
-def test_a_file_that_changes_meanwhile_is_said_before_any_verdict_unless_the_verdict_goes_there(
-        outputs, status, project, monkeypatch, capsys):
-    runs = [record(AFTER, 2, "train_ddp.py"), *record_twice(BEFORE)]
-    file = os.open("check.txt", os.O_WRONLY | os.O_CREAT)
-
-    def next_run(*_, **__):
-        os.write(file, b"changed")
-        return runs.pop(0)
-    monkeypatch.setattr(command, "run", next_run)
-    monkeypatch.setattr(command, "OUTPUTS", [file for _ in outputs])
-    monkeypatch.setattr("sys.argv", ["check-conversion", "python train.py", "torchrun train_ddp.py"])
-    assert command.main() == status
-    said = capsys.readouterr()
-    assert ("the same training" in said.out) == (not status) == ("check.txt changed during the check" not in said.err)
-
-
 def test_more_than_a_gigabyte_is_refused_and_named(project):
     Path("large/much").mkdir()
     for place in ("large/much/one.bin", "two.bin"):
@@ -102,34 +83,3 @@ def test_more_than_a_gigabyte_is_refused_and_named(project):
             file.truncate(2**30 - 10**6)
     with pytest.raises(CannotSay, match=r"would copy 2.1 GB of this folder: large \(1.1 GB\), two.bin \(1.1 GB\); --link large"):
         Workspace(".")
-
-
-@pytest.fixture
-def run(project, monkeypatch):
-    """Of any command, after which nothing of it is left."""
-    monkeypatch.setattr(running, "ENDING", 1)
-    workspace = Workspace(".")
-    yield lambda command, *interrupted: running.run(command, workspace, SimpleNamespace(patience=60, interrupted=interrupted))
-    running.kill(str(workspace.home))
-    workspace.remove()
-
-
-def test_a_process_that_outlives_its_script_is_ended_and_said(run):
-    left, = run("sleep 600 & true").left
-    assert left not in running.processes("CHECK_CONVERSION")
-
-
-def test_a_process_that_cannot_be_ended_is_named_and_not_waited_for(run, monkeypatch):
-    signals = []
-    with monkeypatch.context() as deaf:
-        deaf.setattr(os, "kill", lambda *given: signals.append(given))
-        with pytest.raises(CannotSay, match=r"process \d+, which a script has started, cannot be ended"):
-            run("sleep 600 & true")
-    os.kill(*signals[0])
-
-
-def test_ctrl_c_ends_what_runs_and_a_command_that_is_not_there_is_said(run):
-    with pytest.raises(CannotSay, match="interrupted"):
-        run("sleep 600", True)
-    with pytest.raises(CannotSay, match=r"cannot be started: .*no_such_command.*not found"):
-        run("no_such_command train.py")

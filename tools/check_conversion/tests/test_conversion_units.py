@@ -1,23 +1,28 @@
-"""The functions that a verdict rests on."""
+"""The functions that a verdict rests on, and how files are read without running any of what is in them."""
+import json
 import math
+import pickle
+import zipfile
+from pathlib import Path
 
+import numpy
 import pytest
-from check_conversion.judge import own_error
-from check_conversion.outputs import Figures, compare_texts
+import torch
+from check_conversion import new_files
+from check_conversion.outputs import Figures
 from check_conversion.protocol import Step
+from check_conversion.running import own_error
 from check_conversion.samples import Losses, Relation, Samples, losses, relate
+
+HEADER = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}).encode()
 
 
 @pytest.mark.parametrize("relation, ranks", [
     (Relation.SAME, [[1, 3], [2, 4]]), (Relation.WHOLE, [[4, 3, 2, 1], [1, 2, 3, 4]]), (Relation.ALIKE, [[1, 2], [2, 1]]),
     (Relation.REPEATED, [[1, 2, 3], [3, 4]]), (Relation.LEFT_OUT, [[1, 2], [3]]), (Relation.OVERLAP, [[1, 2], [2, 3]]),
-    (Relation.OTHERS, [[1, 2], [3, 5]]), (Relation.UNKNOWN, [[], []])])
-def test_samples_of_all_ranks_relate_to_the_original_s(relation, ranks):
+    (Relation.OTHERS, [[1, 2], [3, 5]]), (Relation.UNKNOWN, [[], []]), (Relation.SAME, [[1, 2 + 1e-5], [3, 4]])])
+def test_samples_of_all_ranks_relate_to_the_original_s_as_far_as_rounding_lets_them(relation, ranks):
     assert relate([1, 2, 3, 4], ranks)[0] == relation
-
-
-def test_samples_that_only_rounding_parts_are_the_same():
-    assert relate([1, 2, 3, 1e3], [[1, 2 + 1e-3], [3, 1e3]])[0] == Relation.SAME
 
 
 @pytest.mark.parametrize("relation, parts", [
@@ -38,57 +43,50 @@ ValueError: what came later""") == "rank1 at train_ddp.py:7: RuntimeError: mat1 
     assert own_error("") == "it says nothing"
 
 
-def test_a_figure_may_part_as_far_as_rounding_parts_it():
-    figures = Figures(drift=1e-6)
+def test_a_figure_may_part_as_far_as_rounding_parts_it_but_a_count_that_both_runs_of_the_original_have_may_not():
+    figures, blurred = Figures(drift=1e-6), Figures(drift=0.5)
     assert not figures.parts(1.0, 1.0, 1.0 + 4e-6) and figures.parts(1.0, 1.0, 1.0 + 6e-6)
     assert figures.varies(1.0, 1.001) and not figures.varies(1.0, 1.00001)
     assert not figures.parts(math.nan, math.nan, math.nan) and figures.parts(1.0, 1.0, math.nan)
-
-
-def test_a_whole_number_that_both_runs_of_the_original_have_is_no_rounding():
-    blurred = Figures(drift=0.5)
     assert blurred.parts(96, 96, 48) and not blurred.parts(96, 95, 94)
 
 
-def lines(original, nudged, converted, drift=1e-6):
-    found = compare_texts((original, nudged, converted), ("train.py", "train_ddp.py"), drift)
-    return [fault.text for fault in found.faults], found.said, found.remarks
+def test_new_text_is_read_whatever_its_ending_and_nothing_behind_a_link(tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for path in ("log.csv", "notes", "old.txt", elsewhere / "data.csv"):
+        Path(path).write_text("epoch,loss\n")
+    Path("linked").symlink_to(elsewhere)
+    Path("data.csv").symlink_to(elsewhere / "data.csv")
+    assert {name: one.text for name, one in new_files.read(".", {"old.txt"}).items()} == dict.fromkeys(
+        ("log.csv", "notes"), "epoch,loss\n")
 
 
-@pytest.mark.parametrize("original, nudged, converted", [
-    ("The time elapse of epoch 000 is: 00: 00: 01", "The time elapse of epoch 000 is: 00: 03: 44",
-     "The time elapse of epoch 000 is: 00: 00: 02"),
-    ("Tot: 249ms\nTot: 251ms", "Tot: 1m12s\nTot: 71s", "Tot: 1s12ms\nTot: 980ms"),
-    ("Tokens / Sec: 1219.2", "Tokens / Sec: 3.1", "Tokens / Sec: 800.7"),
-    ("2026-01-31 12:30:01,123 loss 0.5", "2026-02-02 00:31:15,007 loss 0.5", "2026-01-31 12:30:07,220 loss 0.5"),
-    ("<State object at 0x7f12ab> 0.5", "<State object at 0x7f99cd> 0.5", "<State object at 0x55e0f1> 0.5")])
-def test_what_varies_between_two_runs_of_the_original_is_not_compared_and_said(original, nudged, converted):
-    faults, _, remarks = lines(original, nudged, converted)
-    assert not faults and remarks == [
-        "compared except for what differs in each run, such as a time: " + original.split("\n")[0]
-        + " (and 1 more line)" * ("\n" in original)]
+def test_arrays_are_read_as_their_packages_wrote_them():
+    state = {"weight": torch.randn(3, 2), "half": torch.randn(4).bfloat16(), "count": torch.tensor(7), "none": torch.empty(0, 3)}
+    pytest.importorskip("safetensors.torch").save_file(state, "model.safetensors", metadata={"epoch": "3"})
+    numpy.save("one.npy", numpy.arange(6.).reshape(2, 3))
+    numpy.savez("some.npz", a=numpy.array([1, 2], ">i4"))
+    model, one, some = new_files.read(".", ()).values()
+    assert model.text == "epoch: 3" and model.arrays.keys() == state.keys()
+    assert all(torch.equal(model.arrays[name].to(tensor.dtype), tensor) for name, tensor in state.items())
+    assert one.arrays["the array"].tolist() == [[0, 1, 2], [3, 4, 5]] and some.arrays["a"].tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("original, converted", [
-    ("beta 0.50", "beta 0.60"), ("theta: 1.25", "theta: 1.5"), ("[96/240]", "[48/240]"), ("3.5 s of speech", "3.9 s of speech"),
-    ("loss 0.5", "loss nan"), ("2026-01-31 12:30:01 loss 0.5", "2026-01-31 12:30:07 loss 0.9")])
-def test_what_does_not_move_with_the_clock_is_a_figure(original, converted):
-    faults, _, _ = lines(original, original.replace("12:30:01", "00:30:15"), converted)
-    assert faults == [f"printed differently:\n  train.py: {original}\n  train_ddp.py: {converted}\n "]
+class Trap:
+    def __reduce__(self):
+        return Path("sprung").touch, ()
 
 
-def test_all_lines_that_part_are_counted_and_three_of_them_shown():
-    faults, _, _ = lines(*["".join(f"step {k} loss 0.{k}\n" for k in range(1, 7))] * 2,
-                         "".join(f"step {k} loss 0.9{k}\n" for k in range(1, 7)))
-    assert faults[0].count("train_ddp.py: ") == 3 and "and 3 more lines" in faults[0]
-
-
-def test_lines_that_another_run_of_the_original_does_not_have_are_named():
-    faults, said, remarks = lines("loss 0.5\nspike 3", "loss 0.5", "loss 0.5")
-    assert not faults and said == "1 of 2 lines the same"
-    assert remarks == ["not compared, because another run of train.py has other lines: spike 3"]
-
-
-def test_a_line_may_have_more_words_in_the_converted_script():
-    assert lines("loss 0.5", "loss 0.5", "rank 0: loss 0.5")[0] == []
-    assert lines("loss 0.5", "loss 0.5", "rank 0: loss 0.9")[0] != []
+@pytest.mark.parametrize("content", [b"", b"\xff" * 9, b"\xff" * 7 + b"\x7f{}", (2).to_bytes(8, "little") + b"[]",
+                                     (99).to_bytes(8, "little") + HEADER, len(HEADER).to_bytes(8, "little") + HEADER],
+                         ids=["empty", "no text", "a header too long", "a header that is none", "half a header", "half an array"])
+def test_nothing_pickled_broken_or_too_large_is_read(monkeypatch, content):
+    Path("plain.pkl").write_bytes(pickle.dumps(Trap()))
+    numpy.save("objects.npy", numpy.array([Trap()], object), allow_pickle=True)
+    for name, start in (("model.safetensors", b""), ("broken.npy", b"\x93NUMPY"), ("broken.npz", b"PK\3\4")):
+        Path(name).write_bytes(start + content)
+    monkeypatch.setattr(new_files, "MOST", 1000)
+    Path("long.txt").write_text("0" * 1001)
+    with zipfile.ZipFile("bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", b"0" * 100_000)
+    assert {one.kind for one in new_files.read(".", ()).values()} == {"unread"} and not Path("sprung").exists()

@@ -1,16 +1,17 @@
-"""Runs inside the user's processes: keeps their files, makes two runs comparable, notes what they do."""
+"""Runs inside the user's processes: protects their files, makes two runs comparable, notes what they do."""
 from check_conversion.observed import (
     batchnorm,
-    beside,
-    clocks,
     comparable,
-    files,
+    figures,
     generators,
     guard,
     notes,
     precision,
     sampling,
+    saving,
+    second_run,
     steps,
+    untrained,
 )
 from check_conversion.protocol import Settings
 
@@ -18,5 +19,5 @@ from check_conversion.protocol import Settings
 def install():
     settings = Settings.given()
     for module in (notes, guard, comparable, batchnorm, precision, generators, sampling, steps,
-                   beside, files, clocks):
+                   untrained, saving, figures, second_run):
         module.install(settings)

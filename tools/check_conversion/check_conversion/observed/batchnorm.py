@@ -1,5 +1,5 @@
-"""BatchNorm over the whole batch, on CPUs too; where each rank would normalize its part alone,
-BatchNorm that keeps its statistics."""
+"""BatchNorm over the whole batch, on CPUs too; where each rank would normalize its part alone, its
+statistics stand still."""
 import re
 import sys
 import weakref
@@ -11,11 +11,14 @@ import torch.nn.functional as F
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from check_conversion.protocol import BatchNorm
+
 normalize, normalize_plainly = F.batch_norm, _BatchNorm.forward
 normalize_on_gpus, convert, wrap = (
     SyncBatchNorm.forward, SyncBatchNorm.convert_sync_batchnorm, DistributedDataParallel.__init__)
 synchronised = weakref.WeakSet()  # plain BatchNorm that other devices would synchronise
-seen = set()  # how BatchNorm was computed: "kept", "synchronised", or the line that asks for it
+seen = set()  # of BatchNorm
+synchronised_at = ""  # the line of the user's own that asks for it on GPUs
 converted = False  # the script has called convert_sync_batchnorm
 
 
@@ -55,9 +58,9 @@ def normalize_together(input, running_mean, running_var, weight, bias, momentum,
     return result if bias is None else result + bias.view(shape)
 
 
-def keep(input, running_mean, running_var, weight, bias, training, eps):
+def normalize_frozen(input, running_mean, running_var, weight, bias, training, eps):
     if training and running_mean is not None:
-        seen.add("kept")
+        seen.add(BatchNorm.FROZEN)
         try:
             F._verify_batch_size(input.size())
         except ValueError as error:
@@ -72,16 +75,16 @@ def several():
 def normalize_all(input, running_mean, running_var, weight=None, bias=None, training=False,
                   momentum=0.1, eps=1e-5):
     """What plain BatchNorm computes in the end."""
-    if always_kept or several():
-        return keep(input, running_mean, running_var, weight, bias, training, eps)
+    if always_frozen or several():
+        return normalize_frozen(input, running_mean, running_var, weight, bias, training, eps)
     return normalize(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
 def forward(module, input):
     """Of SyncBatchNorm, and of BatchNorm that is treated as such."""
-    if always_kept or not (module.training and several()):
+    if always_frozen or not (module.training and several()):
         return normalize_plainly(module, input)
-    seen.add("synchronised")
+    seen.add(BatchNorm.SYNCHRONISED)
     if input.device.type != "cpu":
         return normalize_on_gpus(module, input)
     module._check_input_dim(input)
@@ -117,17 +120,18 @@ def asked_for():
 
 def note_wrapped(ddp, module, *given, **options):
     """A script that converts where there are GPUs has plain BatchNorm here."""
+    global synchronised_at
     plain = [one for one in module.modules() if isinstance(one, _BatchNorm)
              and not isinstance(one, SyncBatchNorm)]
     if plain and not converted and (place := asked_for()):
-        seen.add(place)
+        synchronised_at = place
         synchronised.update(plain)
     wrap(ddp, module, *given, **options)
 
 
 def install(settings):
-    global always_kept, folder
-    always_kept, folder = settings.batchnorm_kept, settings.copy
+    global always_frozen, folder
+    always_frozen, folder = settings.batchnorm_frozen, settings.copy
     F.batch_norm, SyncBatchNorm.forward, _BatchNorm.forward = normalize_all, forward, forward_plain
     SyncBatchNorm.convert_sync_batchnorm = classmethod(note_conversion)
     DistributedDataParallel.__init__ = note_wrapped

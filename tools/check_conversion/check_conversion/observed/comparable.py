@@ -13,7 +13,7 @@ stood_still = set()  # what the script has of these
 attend = F.scaled_dot_product_attention
 
 
-def keep_all(input, p=0.5, training=True, *given, **options):
+def drop_nothing(input, p=0.5, training=True, *given, **options):
     if training and p > 0:
         stood_still.add("dropout")
     return input
@@ -61,7 +61,7 @@ def check_precision(loss):
 def install(settings):
     for name in DROPOUTS:
         if hasattr(F, name):
-            setattr(F, name, keep_all)
+            setattr(F, name, drop_nothing)
     F.scaled_dot_product_attention = attend_all
     torch.nn.modules.module.register_module_forward_pre_hook(hold)
     if settings.float64:

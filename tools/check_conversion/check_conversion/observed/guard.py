@@ -3,7 +3,7 @@ import errno
 import os
 import sys
 
-from check_conversion import protocol
+from check_conversion.observed import notes
 from check_conversion.protocol import About, Remark
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -24,31 +24,27 @@ def below(path, folder):
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def is_kept(path, follow):
+def is_users(path, follow):
     """Whether it is the user's: all but what the check made, behind no link of the copy."""
     given = os.path.abspath(path)
     parent, name = os.path.split(given)
     real = os.path.realpath(given) if follow else os.path.join(os.path.realpath(parent), name)
     if below(real, settings.home):
         return False
-    if below(given, settings.root) or any(below(real, folder) for folder in settings.kept):
+    if below(given, settings.root) or any(below(real, folder) for folder in settings.protected):
         return True
     return "__pycache__" not in real.split("/") and not any(
         below(real, os.path.realpath(folder)) for folder in FREE)
 
 
-def note(about, path):
-    protocol.write(settings.file("notes"), int(os.environ.get("RANK", 0)), Remark(about, path))
-
-
-def keep(path, event="open"):
+def protect(path, event="open"):
     if isinstance(path, int):
         return
     path = os.fsdecode(path)
     if event == "os.mkdir" and os.path.isdir(path):
         return  # which is an error of its own
-    if is_kept(path, event in FOLLOW):
-        note(About.WRITE, path)
+    if is_users(path, event in FOLLOW):
+        notes.note(Remark(About.WRITE, path))
         raise PermissionError(errno.EACCES, "kept as it is by check_conversion", path)
 
 
@@ -56,16 +52,17 @@ def note_written(path):
     real = os.path.realpath(os.fsdecode(path))
     if below(real, settings.copy) and real not in written:
         written.add(real)
-        note(About.WRITTEN, os.path.relpath(real, settings.copy))
+        notes.note(Remark(About.WRITTEN, os.path.relpath(real, settings.copy)))
 
 
 def watch(event, given):
+    """A note is itself a file that is opened, which lies in the records and so is let through."""
     if event == "open" and (given[2] or 0) & WRITES:
-        keep(given[0])
+        protect(given[0])
         if given[2] & os.O_TRUNC and not isinstance(given[0], int):
             note_written(given[0])
     for place in CHANGES.get(event, ()):
-        keep(given[place], event)
+        protect(given[place], event)
 
 
 def install(given):

@@ -1,17 +1,23 @@
-"""Where this process writes what it notes."""
+"""Where this process writes what it notes, what it prints, and on a signal where it is."""
+import faulthandler
 import os
+import signal
 import time
 
 import torch.distributed as dist
 
 from check_conversion import protocol
 
-settings, last_sign = None, 0
+settings, last_rank, last_sign = None, 0, 0
 clock = time.monotonic  # which the second run changes
 
 
 def rank():
-    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))
+    """The last one that was known: a script may leave its group before it ends."""
+    global last_rank
+    if dist.is_initialized():
+        last_rank = dist.get_rank()
+    return last_rank
 
 
 def note(record):
@@ -27,5 +33,9 @@ def be_alive():
 
 
 def install(given):
-    global settings
-    settings = given
+    global settings, last_rank
+    settings, last_rank = given, int(os.environ.get("RANK", 0))
+    if "RANK" in os.environ:  # so that the lines of two ranks do not mix
+        os.dup2(os.open(settings.file("stdout"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+    stack = open(settings.file("stack"), "w")
+    faulthandler.register(signal.SIGUSR2, stack, all_threads=False)

@@ -47,7 +47,7 @@ def on(route):
 
 def told_to_drop(loader):
     """The class that leaves out a last batch that is not whole."""
-    if loader.drop_last or getattr(loader.batch_sampler, "drop_last", False):
+    if getattr(loader.batch_sampler, "drop_last", False):  # which the loader makes of its own drop_last
         return "DataLoader"
     return type(loader.sampler).__name__ if getattr(loader.sampler, "drop_last", False) else ""
 

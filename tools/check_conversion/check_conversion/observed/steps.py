@@ -1,7 +1,5 @@
-"""Notes each optimizer step and what leads to it: samples, losses, norms, scores. In the second run
-of the original it moves the weights by one rounding at each step."""
+"""Notes each optimizer step and what leads to it: samples, losses, norms, scores."""
 import functools
-import gc
 import weakref
 from collections.abc import Mapping
 
@@ -17,12 +15,13 @@ from torch.optim.optimizer import (
 
 from check_conversion.observed import (
     batchnorm,
-    beside,
     comparable,
     generators,
     notes,
     precision,
     sampling,
+    second_run,
+    untrained,
 )
 from check_conversion.observed.sketch import describe, sketch
 from check_conversion.protocol import About, Began, Remark, Score, Step
@@ -30,30 +29,17 @@ from check_conversion.protocol import About, Began, Remark, Score, Step
 # Switches that say how an optimizer computes, not what.
 SWITCHES = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable")
 nudged = False
-made, begun = weakref.WeakSet(), weakref.WeakSet()  # optimizers; those whose weights have moved
+made = weakref.WeakSet()  # optimizers
 trained = weakref.WeakSet()  # modules with their parameters
 stepped, stepping = [], []  # optimizers that have taken a step; that take one
 in_forward = False
 now = Step()  # what has been noted since the last step
 backward = torch.autograd.backward
 add_group, form_group = Optimizer.add_param_group, dist.init_process_group
-to_nudge = torch.Generator().manual_seed(0)
 
 
 def parameters_of(optimizer):
     return [one for group in optimizer.param_groups for one in group["params"]]
-
-
-@torch.no_grad()
-def nudge(optimizer):
-    """Move the weights by one rounding each: what comes of it is the measure of rounding."""
-    begun.add(optimizer)
-    for parameter in parameters_of(optimizer):
-        if torch.nn.parameter.is_lazy(parameter):  # it has no values before the first forward
-            continue
-        eps = torch.finfo(parameter.dtype).eps
-        moves = torch.randn(parameter.shape, generator=to_nudge, device="cpu", dtype=torch.float64)
-        parameter.mul_((1 + eps * moves).to(parameter.device, parameter.dtype))
 
 
 def note_group(optimizer, group):
@@ -76,9 +62,8 @@ def outermost(forward):
         global in_forward
         if in_forward or not torch.is_grad_enabled() or not is_trained(module):
             return forward(module, *given, **options)
-        for optimizer in [*made] if nudged else []:
-            if optimizer not in begun:
-                nudge(optimizer)
+        if nudged:
+            second_run.nudge_first([*made])
         note_fed(module, given, options)
         in_forward = True
         try:
@@ -153,9 +138,8 @@ def note_score(step):
 
 def names_of(parameters):
     """The longest name that a module has for each, and which of them nothing averages."""
-    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
     names, shared = {}, {id(one) for one in parameters if isinstance(one, DTensor)}
-    for module in modules:
+    for module in untrained.all_modules():
         if isinstance(module, DistributedDataParallel):
             shared.update(map(id, module.parameters()))
         else:
@@ -187,7 +171,7 @@ def note_gradients(optimizer):
     now.before = sketch(parameters)
     now.gradients = sketch(one.grad for one in parameters)
     now.states, now.draws = generators.moved()
-    now.beside = beside.before_step(one for held in made for one in parameters_of(held))
+    now.untrained = untrained.before_step(one for held in made for one in parameters_of(held))
 
 
 def before_step(optimizer, given, options):
@@ -219,12 +203,13 @@ def after_step(optimizer, given, options):
     step.after = sketch(parameters_of(optimizer))
     step.passes = sampling.lead_to_a_step()
     step.stood_still = set(comparable.stood_still)
-    step.batchnorm, step.precision = set(batchnorm.seen), precision.of_this_step()
+    step.batchnorm, step.synchronised_at = set(batchnorm.seen), batchnorm.synchronised_at
+    step.precision = precision.of_this_step()
     notes.note(step)
     if len(stepped) == 1 and sampling.steps == 1:
         generators.watch_draws()  # in the second step
     if nudged:
-        nudge(optimizer)
+        second_run.nudge(optimizer)
 
 
 def note_group_of_ranks(*given, **options):

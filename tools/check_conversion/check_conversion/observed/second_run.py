@@ -1,9 +1,14 @@
-"""Other clocks in the second run of the original: what moves with them is a time, and no figure."""
+"""What makes the second run of the original differ on purpose: its weights are moved by one rounding
+at each step, and what comes of it is the measure of rounding; its clocks go otherwise, and what moves
+with them is a time, no figure."""
 import ctypes
 import datetime
 import gc
 import sys
 import time
+import weakref
+
+import torch
 
 LATER, FASTER = 129_600, 3  # seconds: a day and a half; times as fast
 AT_EACH_READING = 71  # seconds more, so that a short time moves too, by its minutes as well
@@ -12,7 +17,29 @@ BY_SECONDS = "time", "monotonic", "perf_counter", "process_time", "thread_time"
 WAITING = {"threading", "queue", "multiprocessing", "concurrent", "asyncio", "selectors", "socket",
            "subprocess", "torch"}
 readings = 0
+begun = weakref.WeakSet()  # optimizers whose weights have moved
+to_nudge = torch.Generator().manual_seed(0)
 
+
+@torch.no_grad()
+def nudge(optimizer):
+    begun.add(optimizer)
+    for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+        if torch.nn.parameter.is_lazy(parameter):  # it has no values before the first forward
+            continue
+        eps = torch.finfo(parameter.dtype).eps
+        moves = torch.randn(parameter.shape, generator=to_nudge, device="cpu", dtype=torch.float64)
+        parameter.mul_((1 + eps * moves).to(parameter.device, parameter.dtype))
+
+
+def nudge_first(optimizers):
+    """Before the first forward."""
+    for optimizer in optimizers:
+        if optimizer not in begun:
+            nudge(optimizer)
+
+
+# Clocks.
 
 def otherwise(real):
     """A clock that says another time to all but those who wait."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from check_conversion.outputs import BY_ROUNDING, SHOWN, compare_texts, pair
+from check_conversion.distances import TIMES
+from check_conversion.outputs import BY_ROUNDING, SHOWN, compare_texts, many, pair
 from check_conversion.protocol import About, Remark
-from check_conversion.training import TIMES
 from check_conversion.verdict import Compared, Fault
 
 MOST = 2**26  # bytes of one file, or of an array in it
@@ -28,7 +28,7 @@ class Unreadable(Exception):
 
 
 @dataclass
-class Left:
+class NewFile:
     """A file that is new, or no longer as it was copied."""
     kind: str  # "text", "arrays" or "unread"
     text: str = ""  # of arrays: what stands beside them
@@ -53,7 +53,7 @@ def read_safetensors(content):
         array = torch.frombuffer(numbers, dtype=TYPES[about["dtype"]]) if numbers else torch.empty(0)
         arrays[name] = array.reshape(about["shape"])
     about = header.get("__metadata__", {})
-    return Left("arrays", "\n".join(f"{name}: {about[name]}" for name in sorted(about)), arrays)
+    return NewFile("arrays", "\n".join(f"{name}: {about[name]}" for name in sorted(about)), arrays)
 
 
 def read_array(file):
@@ -78,7 +78,7 @@ def read_arrays(content):
             raise Unreadable("a zip archive")
         if sum(one.file_size for one in members) > MOST:
             raise Unreadable("too large")
-        return Left("arrays", arrays={one.filename.removesuffix(".npy"): read_array(
+        return NewFile("arrays", arrays={one.filename.removesuffix(".npy"): read_array(
             io.BytesIO(archive.read(one))) for one in members})
 
 
@@ -87,7 +87,7 @@ def read_file(path):
         raise Unreadable("too large")
     content = path.read_bytes()
     if content.startswith(b"\x93NUMPY"):
-        return Left("arrays", arrays={"the array": read_array(io.BytesIO(content))})
+        return NewFile("arrays", arrays={"the array": read_array(io.BytesIO(content))})
     if content.startswith(b"PK\3\4"):
         return read_arrays(content)
     if path.suffix == ".safetensors":
@@ -95,7 +95,7 @@ def read_file(path):
     with contextlib.suppress(UnicodeDecodeError):
         text = content.decode()
         if "\0" not in text:
-            return Left("text", text)
+            return NewFile("text", text)
     raise Unreadable("neither text nor arrays")
 
 
@@ -120,13 +120,13 @@ def read(copy, known):
         try:
             found[name] = read_file(path)
         except (Unreadable, zipfile.BadZipFile, OSError) as reason:
-            found[name] = Left("unread", why=str(reason))
+            found[name] = NewFile("unread", why=str(reason))
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError):
-            found[name] = Left("unread", why="broken")
+            found[name] = NewFile("unread", why="broken")
     return found
 
 
-def distance(one, other):
+def apart_and_size(one, other):
     """How far two arrays of the same shape are apart, and how large the first is."""
     one, other = (array.detach().to(torch.complex128 if array.is_complex() else torch.float64)
                   for array in (one, other))
@@ -146,7 +146,7 @@ def compare_arrays(name, one, nudged, other, drift):
         if again is None or again.shape != array.shape:
             varying.append(f"{name}: {key}")
             continue
-        moved, size = distance(array, again)
+        moved, size = apart_and_size(array, again)
         if moved > BY_ROUNDING * max(drift * size, torch.finfo(torch.float32).eps * size):
             varying.append(f"{name}: {key}")
         elif ours is None or ours.shape != array.shape:
@@ -154,7 +154,7 @@ def compare_arrays(name, one, nudged, other, drift):
                 f"has the shape {[*ours.shape]} instead of {[*array.shape]}")
             hint = " (names begin with `module.`)" * (ours is None and f"module.{key}" in other.arrays)
             faults.append(Fault(f"{name}: {key} {shape}{hint}", "Saving"))
-        elif not distance(array, ours)[0] <= TIMES * max(moved, drift * size):
+        elif not apart_and_size(array, ours)[0] <= TIMES * max(moved, drift * size):
             faults.append(Fault(f"{name}: a different {key} is saved", "Saving", measured=True))
     return faults[:1], varying
 
@@ -169,8 +169,8 @@ def by_several_ranks(converted):
     return {name: sorted(them) for name, them in ranks.items() if len(them) > 1}
 
 
-def compare_left(original, nudged, converted, drift):
-    found, twice, others = ({name: one for name, one in run.files.items() if one.why != BY_TORCH}
+def compare_new_files(original, nudged, converted, drift):
+    found, twice, others = ({name: one for name, one in run.new_files.items() if one.why != BY_TORCH}
                             for run in (original, nudged, converted))
     in_both, in_nudged, several = pair(found, others), pair(found, twice), by_several_ranks(converted)
     same, faults, remarks, varying, unread = [], [], [], [], []
@@ -201,7 +201,7 @@ def compare_left(original, nudged, converted, drift):
                        f"{', '.join(varying)}")
     if unread:
         remarks.append(f"not read: {', '.join(unread)}")
-    said = f"{len(same)} file{'s' * (len(same) > 1)} the same: {', '.join(same)}" if same else ""
+    said = f"{many(len(same), 'file')} the same: {', '.join(same)}" if same else ""
     kinds = collections.Counter(Path(name).suffix.removeprefix(".") or "file" for name in same)
     count = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     return Compared(said, count, faults[:SHOWN], remarks)

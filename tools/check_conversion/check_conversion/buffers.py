@@ -1,8 +1,7 @@
-"""Does what training has beside its parameters part, a queue or a momentum encoder?"""
-from check_conversion.distances import distance, norm
+"""Does what no optimizer holds part, a queue, a momentum encoder or running statistics?"""
+from check_conversion.distances import TIMES, distance, norm
 from check_conversion.verdict import Fault
 
-TIMES = 5  # as far as rounding parts it, it may part
 LEAST = 1e-6  # of its norm
 
 
@@ -15,8 +14,8 @@ def short(names):
 def between_ranks(shares):
     """What rank 0 and another have otherwise, and which that is."""
     for rank, share in enumerate(shares[1:], 1):
-        names = [name for name, one in shares[0].beside.items()
-                 if name in share.beside and parts(one, one, share.beside[name])]
+        names = [name for name, one in shares[0].untrained.items()
+                 if name in share.untrained and parts(one, one, share.untrained[name])]
         if names:
             return names, rank
     return [], 0
@@ -38,22 +37,22 @@ def parts(one, nudged, other):
 
 
 def from_original(one, nudged, share):
-    ours = {without_variable(name): tensor for name, tensor in share.beside.items()}
-    return [name for name, tensor in one.beside.items() if name in nudged.beside
-            and (other := share.beside.get(name) or ours.get(without_variable(name)))
-            and parts(tensor, nudged.beside[name], other)]
+    ours = {without_variable(name): tensor for name, tensor in share.untrained.items()}
+    return [name for name, tensor in one.untrained.items() if name in nudged.untrained
+            and (other := share.untrained.get(name) or ours.get(without_variable(name)))
+            and parts(tensor, nudged.untrained[name], other)]
 
 
 def reordered(original, nudged, converted):
     """Names of what holds the same rows or columns in another order at the end, as a queue may."""
-    one, again, other = ({without_variable(name): tensor for name, tensor in run.ranks[0].steps[-1].beside.items()}
+    one, again, other = ({without_variable(name): tensor for name, tensor in run.ranks[0].steps[-1].untrained.items()}
                          for run in (original, nudged, converted))
     found = {name: parted(tensor, again[name], other[name]) for name, tensor in one.items()
              if name in again and name in other}
     return {name for name, forms in found.items() if forms[0] and not all(forms)}
 
 
-def compare_beside(k, steps, nudged, ranks, name):
+def compare_untrained(k, steps, nudged, ranks, name):
     """What has parted in step k or in the one before, of all ranks' steps; not what had long before,
     without training going otherwise for it."""
     rows = [*zip(steps, nudged, *ranks)][:k]

@@ -1,5 +1,5 @@
-"""Notes what training has beside the parameters of its optimizers: a momentum encoder, a queue,
-running statistics. None of it is averaged: only the script itself keeps it alike on all ranks."""
+"""Notes tensors of modules that no optimizer holds: a momentum encoder, a queue, running statistics.
+None of it is averaged: only the script itself keeps it alike on all ranks."""
 import gc
 import sys
 
@@ -8,10 +8,15 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from check_conversion.observed.sketch import describe, sketch
-from check_conversion.protocol import Beside
+from check_conversion.protocol import Untrained
 
 tensors, first, moving = {}, {}, set()  # by names; as they were at first; what is no longer so
 steps, folder = 0, ""
+
+
+def all_modules():
+    """All that are alive."""
+    return [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
 
 
 def named_by_user():
@@ -30,8 +35,7 @@ def named_by_user():
 
 def look(trained):
     """All tensors of all modules, but those that an optimizer holds."""
-    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)
-               and not isinstance(one, DistributedDataParallel)]
+    modules = [one for one in all_modules() if not isinstance(one, DistributedDataParallel)]
     names, longest = named_by_user(), {}
     for module in modules:
         prefix = f"{names[id(module)]}." if id(module) in names else ""
@@ -46,7 +50,7 @@ def look(trained):
 
 def note(name, tensor):
     fed = describe(name, tensor, False)
-    noted = Beside(sketch([tensor]), sorted(fed.rows), sorted(fed.columns))
+    noted = Untrained(sketch([tensor]), sorted(fed.rows), sorted(fed.columns))
     if first.setdefault(name, noted) != noted:
         moving.add(name)
     return noted

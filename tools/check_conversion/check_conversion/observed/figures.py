@@ -1,58 +1,12 @@
-"""Notes what is saved, and the figures for TensorBoard and wandb."""
+"""Notes the figures for TensorBoard and wandb and the last state of each of tqdm's bars, once a script
+has imported one of these packages."""
 import contextlib
-import faulthandler
 import functools
 import importlib.machinery
-import os
-import signal
 import sys
 
-import torch
-from torch.utils._pytree import tree_leaves_with_path
-
-from check_conversion.observed import bars, guard, notes
-from check_conversion.observed.sketch import sketch
-from check_conversion.protocol import About, Logged, Remark, Saved
-
-GENERATOR = torch.get_rng_state().shape  # of its state, which is no part of training
-save, load = torch.save, torch.load
-
-
-def inside_copy(file):
-    """A file's name in the copy, or nothing that can be told from another."""
-    path = getattr(file, "name", file)
-    if not isinstance(path, (str, os.PathLike)):
-        return "(memory)"
-    return os.path.relpath(os.path.realpath(path), notes.settings.copy)
-
-
-def is_generator_state(tensor):
-    return tensor.dtype == torch.uint8 and tensor.shape == GENERATOR
-
-
-def name_of(key):
-    """One step of the way to a part of what is saved."""
-    return str(next(getattr(key, kind) for kind in ("key", "idx", "name") if hasattr(key, kind)))
-
-
-def note_and_save(value, file, *given, **options):
-    if isinstance(file, (str, os.PathLike)):
-        guard.keep(file)  # torch opens it in C++
-    whole = value.state_dict() if isinstance(value, torch.nn.Module) else value
-    tensors, values = {}, {}
-    for path, part in tree_leaves_with_path(whole):
-        name = ".".join(map(name_of, path)) or "the tensor"
-        if isinstance(part, torch.Tensor) and not is_generator_state(part):
-            tensors[name] = list(part.shape), sketch([part])
-        elif isinstance(part, (bool, int, float)) and ".params." not in name:  # just a count
-            values[name] = part
-    notes.note(Saved(inside_copy(file), tensors, values))
-    return save(value, file, *given, **options)
-
-
-def note_and_load(file, *given, **options):
-    notes.note(Remark(About.LOADED, inside_copy(file)))
-    return load(file, *given, **options)
+from check_conversion.observed import notes, saving
+from check_conversion.protocol import Bar, Logged
 
 
 def note_figures(to, prefix, figures):
@@ -64,8 +18,6 @@ def note_figures(to, prefix, figures):
             number = value if isinstance(value, (int, float)) else value.item()  # of one element
             notes.note(Logged(to, f"{prefix}{name}", float(number)))
 
-
-# Modules that are not there yet: changed as soon as they are imported.
 
 def change_tensorboard(module):
     one, many = module.SummaryWriter.add_scalar, module.SummaryWriter.add_scalars
@@ -110,19 +62,29 @@ def change_wandb(module):
     module.init, module.log = start, noting(module.log)
 
 
-def change_torchvision(module):
-    save_image = module.save_image
+def state(bar):
+    """Without its clock: `epoch 1: 6/6, loss=0.5`."""
+    count = f"{bar.n}/{bar.total}" if bar.total is not None else f"{bar.n}"
+    name = f"{bar.desc.removesuffix(': ')}: " if bar.desc else ""
+    return f"{name}{count}" + (f", {bar.postfix}" if bar.postfix else "")
 
-    @functools.wraps(save_image)
-    def note_and_save_image(tensor, fp, *given, **options):
-        notes.note(Remark(About.IMAGE, inside_copy(fp)))
-        return save_image(tensor, fp, *given, **options)
-    module.save_image = note_and_save_image
+
+def change_tqdm(module):
+    """tqdm.std, whose bars all others inherit from."""
+    close = module.tqdm.close
+
+    @functools.wraps(close)
+    def close_and_note(bar):
+        if not getattr(bar, "disable", True):  # closing it again, it is disabled
+            with contextlib.suppress(AttributeError):  # it was never whole
+                notes.note(Bar(state(bar)))
+        return close(bar)
+    module.tqdm.close = close_and_note
 
 
 CHANGED = {"torch.utils.tensorboard.writer": change_tensorboard, "wandb": change_wandb,
-           "tensorboardX.writer": change_tensorboard, "torchvision.utils": change_torchvision,
-           "tqdm.std": bars.change}
+           "tensorboardX.writer": change_tensorboard, "torchvision.utils": saving.change_torchvision,
+           "tqdm.std": change_tqdm}
 
 
 class Finder:
@@ -145,11 +107,6 @@ class Finder:
 
 
 def install(settings):
-    torch.save, torch.load = note_and_save, note_and_load
     for name in CHANGED.keys() & sys.modules.keys():  # torch has imported it
         CHANGED.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, Finder)
-    if "RANK" in os.environ:  # so that the lines of two ranks do not mix
-        os.dup2(os.open(settings.file("stdout"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
-    stack = open(settings.file("stack"), "w")
-    faulthandler.register(signal.SIGUSR2, stack, all_threads=False)
