@@ -44,7 +44,7 @@ AS_PYTHON_3_14_DOES = "import multiprocessing\nmultiprocessing.set_start_method(
 
 
 
-def little_data(train=480, held_out=101):
+def little_data(train=240, held_out=51):
     """Lines by which the data that are made in memory are these few."""
     return f"""
 import torch, utils
@@ -58,7 +58,7 @@ utils.synthetic_data = lambda: [*little_data()]
 """
 
 
-SMALL, LITTLE_DATA = ("--batch-size", 48), little_data()  # ten steps an epoch
+SMALL, LITTLE_DATA = ("--batch-size", 48), little_data()  # five steps an epoch
 EXACT = IN_FLOAT64 + LITTLE_DATA
 started = []  # all jobs of a test
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and all that they start, ignore Ctrl-C

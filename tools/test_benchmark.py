@@ -7,10 +7,10 @@ from launch import LITTLE_DATA, ROOT, Job, first
 
 
 def test_a_round_gives_a_table_of_what_each_way_costs():
-    options = "--scripts multinode.py --gpus 2 --rounds 1 --epochs 3 --batch-size 48".split()
+    options = "--scripts multinode.py --gpus 1 --rounds 1 --epochs 3 --batch-size 48".split()
     job = Job([sys.executable, ROOT / "tools/benchmark.py", *options], CUDA_VISIBLE_DEVICES="", **first(LITTLE_DATA))
     assert job.wait() == 0, job.stderr
     rows = re.findall(r"^\| (\w+\.py[^|]*) \| (\d+) \| ([\d,]+) \(.* \| (\d\.\d{4}) \|$", job.stdout, re.MULTILINE)
     losses = {f"{style} {processes}": loss for style, processes, speed, loss in rows}
-    assert losses.keys() == {"single_gpu.py 1", "multinode.py 2", *(f"single_gpu.py --batch-size 24 {n}" for n in (1, 2))}
-    assert losses["single_gpu.py 1"] == losses["multinode.py 2"], "nobody wins by doing less"
+    assert losses.keys() == {"single_gpu.py 1", "multinode.py 1"}
+    assert len({*losses.values()}) == 1, "nobody wins by doing less"

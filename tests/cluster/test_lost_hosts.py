@@ -37,7 +37,7 @@ torch.distributed.init_process_group = lambda *given, timeout, **options: init(
 def test_a_cut_cable_parks_nobody(hosts):
     for host in hosts:  # by default a launcher may wait a quarter of an hour for its lost store; the chapter sets 8
         host.run("sh", "-c", "echo 5 > /proc/sys/net/ipv4/tcp_retries2")
-    jobs = torchrun(hosts, f"--nnodes=2 {hosts[0].rendezvous}", 1000, 1, **first(SOONER))
+    jobs = torchrun(hosts, f"--nnodes=2 {hosts[0].rendezvous}", 1000, 1, *SMALL, **first(EXACT + SOONER))
     jobs[0].wait_for("saved")
     hosts[1].pull_the_plug()
     assert all(job.wait() for job in jobs)

@@ -12,7 +12,7 @@ torch.accelerator.current_accelerator = lambda check_available=False: torch.devi
 torch.accelerator.device_count = lambda: 2
 """
 HELD = EXACT + hold("os.replace")  # after an epoch, so that there is something left to train
-TILL_A_SIGNAL = EXACT + "calls = []\n" + hold("torch.optim.SGD.step", "calls.append(0) or len(calls) != 16",
+TILL_A_SIGNAL = EXACT + "calls = []\n" + hold("torch.optim.SGD.step", "calls.append(0) or len(calls) != 8",
                                               "signal.sigpending() or os.path.exists('go')")
 
 

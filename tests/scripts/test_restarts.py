@@ -29,7 +29,7 @@ def augmented(self, index):
     return image + random.gauss() + numpy.random.normal() + torch.randn(image.shape), label
 torch.utils.data.TensorDataset.__getitem__ = augmented
 """
-KILLED = "steps = []\n" + after("torch.optim.SGD.step", "steps.append(0) or len(steps) == 25 and os.kill(os.getpid(), 9)")
+KILLED = "steps = []\n" + after("torch.optim.SGD.step", "steps.append(0) or len(steps) == 13 and os.kill(os.getpid(), 9)")
 
 
 def test_augmentation_in_a_loader_worker_is_the_same_after_a_kill():

@@ -6,13 +6,13 @@ from launch import IN_FLOAT64, LITTLE_DATA, SMALL, after, check_close, check_equ
 
 
 def test_every_script_and_world_size_ends_with_the_same_weights():
-    """Where nothing comes out even: neither the 499 samples, nor the batches of 48 that fit, nor the 101 held-out samples."""
+    """Where nothing comes out even: neither the 259 samples, nor the batches of 48 that fit, nor the 101 held-out samples."""
     ways = [("single_gpu.py", 1), ("dp.py", 1), ("multigpu_spawn.py", 1), ("multigpu_spawn.py", 2),
             ("multigpu_torchrun.py", 3), ("multigpu_torchrun.py", 4), ("multinode.py", 2)]
     printed = []
     for number, (script, processes) in enumerate(ways):
         job = train(script, 2, *SMALL, "--checkpoint", f"{number}.pt", "--local-rank", 0,  # as torch.distributed.launch adds it
-                    processes=processes, before=IN_FLOAT64 + little_data(499))
+                    processes=processes, before=IN_FLOAT64 + little_data(259, 101))
         begin, *lines = job.stdout.splitlines()
         assert begin.startswith(f"processes: {processes}, device: ")  # rank 0 alone prints
         assert [line.split()[0] for line in lines] == ["epoch", "epoch", "saved"]
@@ -24,13 +24,13 @@ def test_every_script_and_world_size_ends_with_the_same_weights():
 
 def test_the_ranks_share_out_each_sample_once_in_another_order_each_epoch():
     reads = LITTLE_DATA + after("torch.utils.data.TensorDataset.__getitem__", "len(given[0]), given[1]")
-    train("multigpu_torchrun.py", 2, "--batch-size", 240, before=reads)
+    train("multigpu_torchrun.py", 2, *SMALL, before=reads)
     ranks = [[[*map(int, line.split())] for line in Path(log).read_text().splitlines()] for log in ("log.0", "log.1")]
-    parts = [[index for size, index in rank if size == 480] for rank in ranks]
-    for epoch in (slice(0, 240), slice(240, 480)):
-        assert sorted(parts[0][epoch] + parts[1][epoch]) == list(range(480))
-    assert parts[0][:240] != parts[0][240:]
-    assert sorted(index for rank in ranks for size, index in rank if size == 101) == sorted([*range(101)] * 2)
+    parts = [[index for size, index in rank if size == 240] for rank in ranks]
+    for epoch in (slice(0, 120), slice(120, 240)):
+        assert sorted(parts[0][epoch] + parts[1][epoch]) == list(range(240))
+    assert parts[0][:120] != parts[0][120:]
+    assert sorted(index for rank in ranks for size, index in rank if size == 51) == sorted([*range(51)] * 2)
 
 
 def test_dropout_differs_by_rank_statistics_do_not_and_a_resumed_run_is_the_unbroken_one():
@@ -53,8 +53,8 @@ def test_dropout_differs_by_rank_statistics_do_not_and_a_resumed_run_is_the_unbr
     assert evaluated[0] == evaluated[1] and len({*evaluated[0]}) == 2  # of both epochs
 
 
-def test_twelve_epochs_of_the_plain_command_learn_and_print_the_same_with_one_process_and_two():
-    one, two = (figures(train(script, 12).stdout) for script in ("single_gpu.py", "multigpu_torchrun.py"))
+def test_the_plain_command_learns_in_twelve_epochs_and_prints_the_same_with_one_process_and_two():
+    one, two = (figures(train(*words).stdout) for words in (("single_gpu.py", 12), ("multigpu_torchrun.py", 4)))
     assert list(one) == list(range(1, 13))
     assert one[1][1] < 20 and one[12][1] > 50  # it learns, and not at once
-    check_close(two, one)
+    check_close(two, {epoch: one[epoch] for epoch in range(1, 5)})

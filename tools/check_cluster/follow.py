@@ -76,7 +76,8 @@ def describe(args, port):
     for name, value in os.environ.items():
         if name.startswith(("NCCL_", "GLOO_", "OMP_NUM_THREADS")) and "IFNAME" not in name:  # cards may differ
             alike[name] = value
-    description = {"machine": HERE, "leads": args.leads, "speed": max(speeds), "alike": alike, "port": port}
+    description = {"machine": HERE, "leads": args.leads, "local_rank": int(os.environ["LOCAL_RANK"]), "speed": max(speeds),
+                   "alike": alike, "port": port}
     if args.backend == "gloo" and "GLOO_SOCKET_IFNAME" not in os.environ:  # gloo looks up this machine's name
         try:
             description["address"] = socket.gethostbyname(HERE)

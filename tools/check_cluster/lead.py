@@ -23,7 +23,7 @@ def lead(args, server):
 
 
 def assemble(args, server):
-    """All processes that come in time, those of the machine that leads first: their order gives the ranks."""
+    """All processes that come in time, those of the machine that leads first, in their order there, which gives the ranks."""
     connections, processes = [], []
     end = time.monotonic() + args.wait
     with contextlib.suppress(TimeoutError):
@@ -34,7 +34,7 @@ def assemble(args, server):
     for connection in connections:
         if description := receive(connection, end - time.monotonic()):
             processes.append({**description, "connection": connection})
-    processes.sort(key=lambda process: (not process["leads"], process["machine"]))
+    processes.sort(key=lambda process: (not process["leads"], process["machine"], process["local_rank"]))
     for rank, process in enumerate(processes):
         card = process["connection"].getpeername()[0]
         if process["leads"]:  # it may have come by its loopback: the others came to its card
