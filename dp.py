@@ -51,7 +51,7 @@ def main(args):
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
-    del checkpoint  # else each process keeps a second copy of model and optimizer
+    del checkpoint  # otherwise each process keeps a second copy of model and optimizer
     # Slow: one GIL drives all GPUs; each step copies the model out and the outputs back.
     parallel = model if device.type == "cpu" else torch.nn.DataParallel(model)
 

@@ -3,7 +3,7 @@ import time
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but importing it later can make Python abort at exit
+import torch.distributed.nn  # unused here, but if torch imports it later, Python can abort at exit
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -17,7 +17,7 @@ def ddp_setup(local_rank, args):
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device)  # before any GPU call, or each also uses GPU 0
+        torch.accelerator.set_device_index(device)  # first: otherwise each process also uses GPU 0
     rank, world_size = args.node_rank * args.gpus + local_rank, args.nodes * args.gpus
     store = dist.TCPStore(args.master_addr, args.master_port)
     dist.init_process_group(args.backend, store=store, rank=rank, world_size=world_size,
@@ -57,7 +57,7 @@ def main(local_rank, args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set = utils.load_data(args.dataset, args.data_dir)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
-    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats some samples
+    sampler = DistributedSampler(train_set, drop_last=True)  # otherwise it repeats some samples
     options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
                    pin_memory=device.type != "cpu", worker_init_fn=utils.end_with_parent)
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
@@ -76,7 +76,7 @@ def main(local_rank, args):
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
-    del checkpoint  # else each process keeps a second copy of model and optimizer
+    del checkpoint  # otherwise each process keeps a second copy of model and optimizer
     model = DDP(model, gradient_as_bucket_view=True)  # one copy of the gradients, not two
 
     for epoch in range(epochs_done, args.total_epochs):
@@ -101,5 +101,5 @@ if __name__ == "__main__":
     args = utils.parse_args(__doc__, spawn=True)
     utils.check_run(args, args.nodes * args.gpus, args.node_rank)
     store = dist.TCPStore(args.master_addr, args.master_port, is_master=args.node_rank == 0)
-    args.master_port = store.port  # all processes meet there; kept open, so no job can take it
+    args.master_port = store.port  # where all meet; kept open so that no other job can take it
     mp.spawn(main, (args,), nprocs=args.gpus)

@@ -51,7 +51,7 @@ def main(args):
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
-    del checkpoint  # else each process keeps a second copy of model and optimizer
+    del checkpoint  # otherwise each process keeps a second copy of model and optimizer
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()

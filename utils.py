@@ -35,7 +35,7 @@ def build_model(name):
             nn.Conv2d(3, 32, kernel_size=4, stride=4), nn.ReLU(),
             nn.Conv2d(32, 64, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-    from torchvision import models  # takes seconds: only where it is asked for
+    from torchvision import models  # takes seconds: import it only when needed
     if name == "vit":
         return models.VisionTransformer(image_size=32, patch_size=8, num_layers=4, num_heads=4,
                                         hidden_dim=64, mlp_dim=128, num_classes=10)
@@ -44,7 +44,7 @@ def build_model(name):
 
 def synthetic_data():
     """Ten patterns under noise, drawn as whole numbers: the same bits on any machine."""
-    train, held_out = 3840, 509  # 509 is prime: ranks never hold equally large parts of it
+    train, held_out = 3840, 509  # 509 is prime, so ranks never get equal shares
     generator = torch.Generator().manual_seed(0)
     draw = functools.partial(torch.randint, generator=generator, dtype=torch.int16)
     patterns = draw(-8, 9, (10, 3, 4, 4)).repeat_interleave(8, 2).repeat_interleave(8, 3)
@@ -104,7 +104,7 @@ def end_at_ctrl_c():
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Show defaults, and commands on lines of their own, to be copied."""
+    """Show defaults, and keep commands on their own lines, ready to copy."""
 
 
 def parse_args(doc, spawn=False):
@@ -121,13 +121,14 @@ def parse_args(doc, spawn=False):
     add("--lr", type=rate, default=0.018, help="learning rate; a resumed run keeps its own")
     add("--dataset", choices=["synthetic", "FashionMNIST", "MNIST", "CIFAR10"], default="synthetic",
         help="synthetic is made in memory")
-    add("--data-dir", default="data", help="where a real dataset is, or is downloaded to")
+    add("--data-dir", default="data", help="folder for a real dataset, downloaded if missing")
     add("--model", choices=["cnn", "resnet18", "resnet50", "mobilenet_v3_small", "convnext_tiny",
-                            "vgg11", "vit"], default="cnn", help="cnn is a small one of our own")
+                            "vgg11", "vit"], default="cnn", help="cnn: the small model in utils.py")
     add("--workers", type=whole, default=0, help="worker processes of each DataLoader")
     add("--device", choices=devices, default=devices[0], help="what to train on")
     add("--backend", choices=[get_default_backend_for_device(device) for device in devices],
-        default=argparse.SUPPRESS, help="default: the device's own; gloo lets processes share it")
+        default=argparse.SUPPRESS,
+        help="default: the device's own; with gloo, processes can share a device")
     add("--checkpoint", default=pathlib.Path(sys.argv[0]).stem + ".pt", help="resumed if it exists")
     add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # from torch.distributed.launch
     if spawn:
@@ -248,7 +249,7 @@ def examine_checkpoint(args, kinds):
             model = build_model(args.model)
         model.load_state_dict(checkpoint["model"], assign=True)  # raises if it does not fit
         done = operator.index(checkpoint["epoch"])  # raises unless it is a whole number
-        rates = {group.get("initial_lr", group["lr"])  # the former where a schedule decides
+        rates = {group.get("initial_lr", group["lr"])  # initial_lr if there is a schedule
                  for group in checkpoint["optimizer"]["param_groups"]}
     except pickle.UnpicklingError:  # its text says how to load the file even so
         stop(f"{refusal} it holds more than tensors and plain values", 1)
@@ -261,7 +262,7 @@ def examine_checkpoint(args, kinds):
 
 
 def check_zip(file):
-    """Raise an error where a byte is not as it was written: torch.load compares no checksums."""
+    """Raise an error if any byte has changed: torch.load verifies no checksums."""
     with zipfile.ZipFile(file) as archive:
         if archive.testzip():
             raise zipfile.BadZipFile("it is damaged")
@@ -276,7 +277,7 @@ def check_folder(args):
 
 
 def read_checkpoint(args):
-    """What was saved, on the CPU; None where nothing was."""
+    """The checkpoint, on the CPU; None if there is none."""
     if os.path.exists(args.checkpoint):
         return torch.load(args.checkpoint, map_location="cpu", weights_only=True)
 

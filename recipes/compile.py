@@ -1,6 +1,6 @@
 """Training on one machine, one process per GPU, started by torchrun, which can restart them:
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 --max-restarts=3\
- --standalone -m recipes.compile 50 10  # the model is compiled, in the first epoch
+ --standalone -m recipes.compile 50 10  # compiles the model in the first epoch
 Reasons: docs/recipes.md#multigpu_torchrunpy--recipescompilepy"""
 import os
 import shutil
@@ -8,7 +8,7 @@ import time
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but importing it later can make Python abort at exit
+import torch.distributed.nn  # unused here, but if torch imports it later, Python can abort at exit
 import torch.nn.functional as F
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -22,7 +22,7 @@ def ddp_setup(local_rank, args):
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device)  # before any GPU call, or each also uses GPU 0
+        torch.accelerator.set_device_index(device)  # first: otherwise each process also uses GPU 0
     dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None)
     return device
 
@@ -60,7 +60,7 @@ def main(local_rank, args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set = utils.load_data(args.dataset, args.data_dir)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
-    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats some samples
+    sampler = DistributedSampler(train_set, drop_last=True)  # otherwise it repeats some samples
     options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
                    pin_memory=device.type != "cpu", worker_init_fn=utils.end_with_parent)
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
@@ -79,7 +79,7 @@ def main(local_rank, args):
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
-    del checkpoint  # else each process keeps a second copy of model and optimizer
+    del checkpoint  # otherwise each process keeps a second copy of model and optimizer
     model = DDP(model, gradient_as_bucket_view=True)  # one copy of the gradients, not two
     model.module.compile()  # in place: names stay; DDP splits the graph at its buckets
 

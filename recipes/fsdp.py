@@ -7,7 +7,7 @@ import time
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but importing it later can make Python abort at exit
+import torch.distributed.nn  # unused here, but if torch imports it later, Python can abort at exit
 import torch.nn.functional as F
 from torch.distributed.checkpoint import state_dict as state
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -24,7 +24,7 @@ def ddp_setup(local_rank, args):
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device)  # before any GPU call, or each also uses GPU 0
+        torch.accelerator.set_device_index(device)  # first: otherwise each process also uses GPU 0
     dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None)
     return device
 
@@ -53,7 +53,7 @@ def evaluate(model, loader, device):
         total[0] += (model(images).argmax(dim=1) == labels).sum()
         total[1] += len(labels)
     if len(loader) * loader.batch_size * dist.get_world_size() < len(loader.dataset.dataset):
-        model(loader.dataset.dataset[0][0][None].to(device))  # collective: others have a batch more
+        model(loader.dataset.dataset[0][0][None].to(device))  # collective: others have 1 more batch
     dist.all_reduce(total)
     return (total[0] / total[1]).item()
 
@@ -64,7 +64,7 @@ def main(local_rank, args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set = utils.load_data(args.dataset, args.data_dir)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
-    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats some samples
+    sampler = DistributedSampler(train_set, drop_last=True)  # otherwise it repeats some samples
     options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
                    pin_memory=device.type != "cpu", worker_init_fn=utils.end_with_parent)
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but importing it later can make Python abort at exit
+import torch.distributed.nn  # unused here, but if torch imports it later, Python can abort at exit
 import torch.nn.functional as F
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -26,7 +26,7 @@ def ddp_setup(local_rank, args):
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device)  # before any GPU call, or each also uses GPU 0
+        torch.accelerator.set_device_index(device)  # first: otherwise each process also uses GPU 0
     dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None)
     return device
 
@@ -67,7 +67,7 @@ def main(local_rank, args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set = utils.load_data(args.dataset, args.data_dir)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
-    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats some samples
+    sampler = DistributedSampler(train_set, drop_last=True)  # otherwise it repeats some samples
     options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
                    pin_memory=device.type != "cpu", worker_init_fn=utils.end_with_parent)
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
@@ -84,7 +84,7 @@ def main(local_rank, args):
     steps = args.total_epochs * len(train_loader)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(  # warm-up, cosine
         (step + 1) / (0.1 * steps), 0.5 + 0.5 * math.cos(math.pi * min(1, step / steps))))
-    average = get_ema_multi_avg_fn(0.99)  # over some 100 steps: 0.999 for long runs
+    average = get_ema_multi_avg_fn(0.99)  # averages about 100 steps; 0.999 for long runs
     ema = AveragedModel(model, multi_avg_fn=average, use_buffers=True)  # before DDP: plain names
     best, best_epoch = -math.inf, 0
     epochs_done = 0
@@ -98,7 +98,7 @@ def main(local_rank, args):
         ema.load_state_dict(checkpoint["ema"])
         best, best_epoch = checkpoint["best"]
         epochs_done = checkpoint["epoch"]
-    del checkpoint  # else each process keeps a second copy of model and optimizer
+    del checkpoint  # otherwise each process keeps a second copy of model and optimizer
     model = DDP(model, gradient_as_bucket_view=True)  # one copy of the gradients, not two
 
     for epoch in range(epochs_done, args.total_epochs):

@@ -11,7 +11,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1])  # tr
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but importing it later can make Python abort at exit
+import torch.distributed.nn  # unused here, but if torch imports it later, Python can abort at exit
 import torch.nn.functional as F
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -25,7 +25,7 @@ def ddp_setup(local_rank, args):
     device = torch.device("cpu")
     if args.device != "cpu":  # one for each process; with gloo several may share one
         device = torch.device(args.device, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device)  # before any GPU call, or each also uses GPU 0
+        torch.accelerator.set_device_index(device)  # first: otherwise each process also uses GPU 0
     dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None)
     return device
 
@@ -67,7 +67,7 @@ def main(local_rank, args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set = utils.load_data(args.dataset, args.data_dir)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
-    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats some samples
+    sampler = DistributedSampler(train_set, drop_last=True)  # otherwise it repeats some samples
     options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
                    pin_memory=device.type != "cpu", worker_init_fn=utils.end_with_parent)
     order = []  # this rank's samples left in the epoch
@@ -88,7 +88,7 @@ def main(local_rank, args):
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
     begun = (checkpoint or {}).get("total", [0, 0])  # loss, samples of an epoch begun before
-    del checkpoint  # else each process keeps a second copy of model and optimizer
+    del checkpoint  # otherwise each process keeps a second copy of model and optimizer
     model = DDP(model, gradient_as_bucket_view=True)  # one copy of the gradients, not two
     stop, control = torch.zeros(1), dist.new_group(backend="gloo")  # CPU: no wait for the device
 

@@ -59,9 +59,13 @@ assert drawn == [drawn[0]] * world_size
     "a_loop_of_steps_trains_and_resumes_within_an_epoch": f"""
 import contextlib, types
 from torch.utils.data import DistributedSampler, TensorDataset
-args, batch, epochs = types.SimpleNamespace(seed=3), 2, 2
+args, epochs = types.SimpleNamespace(seed=3), 2
 inputs, targets, net, criterion = torch.randn(75, 4), torch.randn(75, 1), nn.Linear(4, 1), nn.MSELoss()
-train_set, saved = TensorDataset(inputs, targets), {{}}
+class Augmented(TensorDataset):
+    def __getitem__(self, index):
+        seeds.append(torch.initial_seed())  # from which loader workers would draw theirs
+        return super().__getitem__(index)
+train_set, saved, seeds = Augmented(inputs, targets), {{}}, []
 os = types.SimpleNamespace(replace=lambda new, old: saved.update({{torch.load(new)["step"]: torch.load(new)}}))
 def start(epoch_steps, checkpoint):
     model = copy.deepcopy(net)
@@ -70,17 +74,28 @@ def start(epoch_steps, checkpoint):
     for part, name in zip((model, optimizer, schedule), checkpoint):
         part.load_state_dict(checkpoint[name])
     return model, optimizer, schedule
-def run(accumulation, checkpoint, save_steps):
+def run(batch, accumulation, checkpoint, save_steps):
     {block("epoch_steps = len(sampler)", 4)}
+    torch.manual_seed(0)
+    seeds.clear()
     alone, optimizer, schedule = start(epoch_steps, checkpoint)
     step, model = checkpoint.get("step", 0), DDP(alone)
     {block("order[:] = [*sampler][done:", 4)}
-    return alone.weight.detach(), epoch_steps, batch * accumulation * world_size
+    every = [None] * world_size
+    dist.all_gather_object(every, seeds)
+    assert len({{*sum(every, [])}}) == sum(len({{*drawn}}) for drawn in every)  # no two ranks augment alike
+    return alone.weight.detach(), epoch_steps, batch * accumulation, every
 
-for whole, expected in ((6, 12), (2, 6)):  # of which each process takes two, or one
+try:
+    run(2, 4, {{}}, 4)
+except AssertionError as error:
+    assert "change batch" in str(error)  # eight samples in three ranks
+else:
+    raise SystemExit("unequal parts")
+for whole, samples in (((2, 6), 12), ((6, 1), 6)):  # of which each process takes two steps of two, and one of two
     saved.clear()
-    weight, epoch_steps, samples = run(whole, {{}}, 4)
-    assert samples == expected
+    weight, epoch_steps, share, every = run(*whole, {{}}, 4)
+    assert share * world_size == samples
     alone, optimizer, schedule = start(epoch_steps, {{}})
     for epoch in range(epochs):
         order = torch.randperm(75, generator=torch.Generator().manual_seed(3 + epoch))[:epoch_steps * samples]
@@ -94,7 +109,10 @@ for whole, expected in ((6, 12), (2, 6)):  # of which each process takes two, or
     dist.broadcast_object_list(sent)
     assert [*sent[0]] == [*range(4, epochs * epoch_steps + 1, 4)]
     for checkpoint in sent[0].values():  # within the first epoch, within the second, at the end
-        torch.testing.assert_close(run(whole, checkpoint, 100)[0], weight)
+        for again in (whole, (samples, 1)):  # with the same total, however it is divided
+            resumed = run(*again, copy.deepcopy(checkpoint), 100)
+            torch.testing.assert_close(resumed[0], weight)
+            assert not resumed[3][0] or resumed[3][0][0] != every[0][0]  # other augmentation than at the start
 """}
 
 
