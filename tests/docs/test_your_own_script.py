@@ -68,28 +68,29 @@ class Augmented(TensorDataset):
 train_set, saved, seeds = Augmented(inputs, targets), {{}}, []
 os = types.SimpleNamespace(replace=lambda new, old: saved.update({{torch.load(new)["step"]: torch.load(new)}}))
 def start(epoch_steps, checkpoint):
-    model = copy.deepcopy(net)
+    model = copy.deepcopy(net).eval()  # as from_pretrained gives it
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * epoch_steps)
     for part, name in zip((model, optimizer, schedule), checkpoint):
         part.load_state_dict(checkpoint[name])
     return model, optimizer, schedule
-def run(batch, accumulation, checkpoint, save_steps):
+def run(size, accumulation, checkpoint, save_steps):
     {block("epoch_steps = len(sampler)", 4)}
     torch.manual_seed(0)
     seeds.clear()
     alone, optimizer, schedule = start(epoch_steps, checkpoint)
     step, model = checkpoint.get("step", 0), DDP(alone)
     {block("order[:] = [*sampler][done:", 4)}
+    assert alone.training or step == checkpoint.get("step")
     every = [None] * world_size
     dist.all_gather_object(every, seeds)
     assert len({{*sum(every, [])}}) == sum(len({{*drawn}}) for drawn in every)  # no two ranks augment alike
-    return alone.weight.detach(), epoch_steps, batch * accumulation, every
+    return alone.weight.detach(), epoch_steps, size * accumulation, every
 
 try:
     run(2, 4, {{}}, 4)
 except AssertionError as error:
-    assert "change batch" in str(error)  # eight samples in three ranks
+    assert "change size" in str(error)  # eight samples in three ranks
 else:
     raise SystemExit("unequal parts")
 for whole, samples in (((2, 6), 12), ((6, 1), 6)):  # of which each process takes two steps of two, and one of two
