@@ -19,7 +19,8 @@ observed/       works inside the user's processes
   sketch.py       tensors in a few numbers
   steps.py        each optimizer step, and what the model was fed
   untrained.py    buffers, and modules that no optimizer holds
-  saving.py       what torch.save saves
+  contents.py     what is in a file of torch.save, read by the check itself too
+  saving.py       that torch.save saves it
   figures.py      what TensorBoard, wandb and tqdm are given
   second_run.py   what differs on purpose in the second run of the original: rounding and clocks
 

@@ -126,6 +126,7 @@ class Saved:
     tensors: dict
     values: dict
     strings: dict = field(default_factory=dict)
+    unknown: dict = field(default_factory=dict)  # of all else its type, which is all that is said of it
 
 
 @dataclass
