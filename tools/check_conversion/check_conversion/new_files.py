@@ -85,11 +85,13 @@ def read_arrays(content):
 def read_saved(content, members):
     """A file of torch's, a copy of a checkpoint perhaps; nothing of it is run."""
     from check_conversion.observed.contents import contents
+    if any(one.filename.endswith("/constants.pkl") for one in members):
+        raise Unreadable("TorchScript")  # which torch.load would hand to another function
     if sum(one.file_size for one in members) > MOST:
         raise Unreadable("too large")
     try:
         value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as reason:  # TorchScript, or objects of the user's own
+    except Exception as reason:  # objects of the user's own
         raise Unreadable(f"torch.load: {type(reason).__name__} with weights_only=True") from None
     return NewFile("saved", saved=contents("", value))
 
@@ -154,11 +156,11 @@ def compare_arrays(name, one, nudged, other, drift):
     """Faults, what was not compared because it varies, and how many arrays were."""
     faults, varying, compared = [], [], len(one.arrays)
     for key, array in one.arrays.items():
-        ours, again = other.arrays.get(key), nudged.arrays.get(key)
-        if again is None or again.shape != array.shape:
+        ours, nudged_one = other.arrays.get(key), nudged.arrays.get(key)
+        if nudged_one is None or nudged_one.shape != array.shape:
             varying.append(f"{name}: {key}")
             continue
-        moved, size = apart_and_size(array, again)
+        moved, size = apart_and_size(array, nudged_one)
         if moved > BY_ROUNDING * max(drift * size, torch.finfo(torch.float32).eps * size):
             varying.append(f"{name}: {key}")
         elif ours is None or ours.shape != array.shape:
@@ -198,17 +200,17 @@ def not_noted(run):
 
 
 def compare_new_files(original, nudged, converted, drift):
-    found, twice, others = map(not_noted, (original, nudged, converted))
-    in_both, in_nudged, several = pair(found, others), pair(found, twice), by_several_ranks(converted)
+    found, of_nudged, others = map(not_noted, (original, nudged, converted))
+    in_both, in_nudged, several = pair(found, others), pair(found, of_nudged), by_several_ranks(converted)
     same, faults, remarks, varying, unread = [], [], [], [], []
     in_other_order = reordered(original, nudged, converted)
     for name, ours in in_both.items():
         one, other = found[name], others[ours]
-        again = twice.get(in_nudged.get(name))
+        nudged_one = of_nudged.get(in_nudged.get(name))
         if ours in several:
             faults.append(Fault(f"{ours} is written by ranks {' and '.join(map(str, several[ours]))}",
                                 "Saving"))
-        elif again is None or again.kind != one.kind:
+        elif nudged_one is None or nudged_one.kind != one.kind:
             varying.append(name)
         elif "unread" in (one.kind, other.kind):
             unread.append(f"{ours} ({other.why or one.why})")
@@ -216,7 +218,7 @@ def compare_new_files(original, nudged, converted, drift):
             faults.append(Fault(f"{ours} has {other.kind} instead of {one.kind}", "Saving"))
         else:
             parted, vary, said, compared = compare_file(
-                ours, (one, again, other), (original.name, converted.name), drift, in_other_order)
+                ours, (one, nudged_one, other), (original.name, converted.name), drift, in_other_order)
             varying += vary
             remarks += said
             faults += parted

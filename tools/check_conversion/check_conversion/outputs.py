@@ -64,19 +64,19 @@ def around(token):
     return re.sub(NUMBER, "#", token)
 
 
-def token_varies(token, again, drift):
-    if around(token) != around(again):
+def token_varies(token, nudged, drift):
+    if around(token) != around(nudged):
         return True
-    figures = zip(*(re.findall(NUMBER, one) for one in (token, again)))
+    figures = zip(*(re.findall(NUMBER, one) for one in (token, nudged)))
     return any(Figures(drift).varies(value(a), value(b), last_digit(a)) for a, b in figures)
 
 
-def token_parts(judges, token, again, other):
+def token_parts(judges, token, nudged, other):
     if token == other:
         return False
     if around(token) != around(other):
         return True
-    figures = zip(*(re.findall(NUMBER, one) for one in (token, again, other)))
+    figures = zip(*(re.findall(NUMBER, one) for one in (token, nudged, other)))
     return any(judges[place].parts(value(a), value(b), value(c), last_digit(a))
                for place, (a, b, c) in enumerate(figures))
 
@@ -88,15 +88,15 @@ def counterpart(words, converted):
     return next((other for other in converted if words in other), words)
 
 
-def compare_group(lines, twice, others, drift):
+def compare_group(lines, nudged_lines, others, drift):
     """Of lines of the same words: those that part, and those with something that varies."""
     parted, varying = {}, {}
     for place in range(len(lines[0][1])):
         judges = collections.defaultdict(lambda: Figures(drift))
         from_end = len(lines[0][1]) - place  # where more words stand before it, so may figures
-        rows = [(one[place], again[place], other[-from_end])
-                for (_, one), (_, again), (_, other) in zip(lines, twice, others)]
-        moved = [token_varies(one, again, drift) for one, again, _ in rows]
+        rows = [(one[place], nudged[place], other[-from_end])
+                for (_, one), (_, nudged), (_, other) in zip(lines, nudged_lines, others)]
+        moved = [token_varies(one, nudged, drift) for one, nudged, _ in rows]
         if 2 * sum(moved) > len(rows):  # a time, where it is too short to be seen too
             moved = [True] * len(rows)
         for k, (row, varies) in enumerate(zip(rows, moved)):
@@ -109,11 +109,11 @@ def compare_group(lines, twice, others, drift):
 
 def compare_texts(texts, names, drift, verb="printed"):
     """Texts of the original's two runs and of the converted script's; names: of both scripts."""
-    original, twice, converted = map(by_words, texts)
+    original, nudged, converted = map(by_words, texts)
     same, faults, parted, missing, varying, other_words = 0, [], [], [], [], []
     for words, lines in original.items():
         others = converted.get(counterpart(words, converted), [])
-        if len(twice[words]) != len(lines):
+        if len(nudged[words]) != len(lines):
             other_words += [line for line, _ in lines]
         elif not others:
             missing += [line for line, _ in lines]
@@ -122,7 +122,7 @@ def compare_texts(texts, names, drift, verb="printed"):
             faults.append(Fault(f"{verb} {len(others)} times instead of {len(lines)}: "
                                 f"{lines[0][0]}", heading))
         else:
-            different, vary = compare_group(lines, twice[words], others, drift)
+            different, vary = compare_group(lines, nudged[words], others, drift)
             parted, varying = parted + different, varying + vary
             same += len(lines) - len(different)
     if parted:
@@ -181,11 +181,11 @@ def logged(run):
 
 
 def compare_logged(original, nudged, converted, drift):
-    found, twice, others = map(logged, (original, nudged, converted))
+    found, of_nudged, others = map(logged, (original, nudged, converted))
     same, faults, varying = collections.Counter(), [], []
     for (to, name), figures in found.items():
-        again, ours, judge = twice[to, name], others[to, name], Figures(drift)
-        if len(again) != len(figures):
+        nudged_ones, ours, judge = of_nudged[to, name], others[to, name], Figures(drift)
+        if len(nudged_ones) != len(figures):
             varying.append(f"{to}: {name}")
             continue
         if len(ours) != len(figures):
@@ -193,13 +193,13 @@ def compare_logged(original, nudged, converted, drift):
             faults.append(Fault(f"{to}: {name} is logged {len(ours)} times instead of "
                                 f"{len(figures)}", heading))
             continue
-        moved = [judge.varies(a, b) for a, b in zip(figures, again)]
+        moved = [judge.varies(a, b) for a, b in zip(figures, nudged_ones)]
         if any(moved):
             some = f" ({sum(moved)} of {len(figures)})"
             varying.append(f"{to}: {name}{some * (2 * sum(moved) <= len(figures))}")
         if 2 * sum(moved) > len(figures):
             continue
-        parted = [(a, c) for a, b, c, varies in zip(figures, again, ours, moved)
+        parted = [(a, c) for a, b, c, varies in zip(figures, nudged_ones, ours, moved)
                   if not varies and judge.parts(a, b, c)]
         if parted:
             faults.append(Fault(f"{to}: {name} is {parted[0][1]:.6g} instead of "
@@ -329,17 +329,17 @@ def compare_saves(name, saves, names, drift, in_other_order=()):
 
 
 def compare_saved(original, nudged, converted, drift):
-    found, twice, others = map(saves_of, (original, nudged, converted))
-    in_both, in_nudged = pair(found, others), pair(found, twice)
+    found, of_nudged, others = map(saves_of, (original, nudged, converted))
+    in_both, in_nudged = pair(found, others), pair(found, of_nudged)
     same, faults, remarks, varying = [], [], [], []
     if in_other_order := reordered(original, nudged, converted):
         remarks.append(f"the same rows or columns in another order: {', '.join(sorted(in_other_order))}")
     for name, ours in in_both.items():
-        saves, again = ([save for _, save in them] for them in (
-            found[name], twice.get(in_nudged.get(name), [])))
-        if len(again) != len(saves):
+        saves, nudged_saves = ([save for _, save in them] for them in (
+            found[name], of_nudged.get(in_nudged.get(name), [])))
+        if len(nudged_saves) != len(saves):
             remarks.append(f"{name} was not compared: another run of {original.name} saves it "
-                           f"{len(again)} times instead of {len(saves)}")
+                           f"{len(nudged_saves)} times instead of {len(saves)}")
         elif len({rank for rank, _ in others[ours]}) > 1:
             faults.append(Fault(f"{ours} is saved by more than one rank", "Saving"))
         elif len(others[ours]) != len(saves):
@@ -347,7 +347,7 @@ def compare_saved(original, nudged, converted, drift):
                                 f"{len(saves)}", "Decisions"))
         else:
             parted, vary, said, compared = compare_saves(
-                ours, (saves, again, [save for _, save in others[ours]]),
+                ours, (saves, nudged_saves, [save for _, save in others[ours]]),
                 (original.name, converted.name), drift, in_other_order)
             same += [name] * len(saves) * (compared and not parted)
             faults += parted

@@ -243,11 +243,11 @@ def compare_steps(original, nudged, converted):
     noise = noise_in(steps, nudged.ranks[0].steps)
     for k, (one, *others) in enumerate(rows, 1):
         agree.fault = between_ranks(ranks, others[1:])
-        one, moved, *shares = (without(noise[one.optimizer], step) for step in (one, *others))
-        rounding.measure(k, one, moved)
+        one, nudged_step, *shares = (without(noise[one.optimizer], step) for step in (one, *others))
+        rounding.measure(k, one, nudged_step)
         names = [name for place, name in enumerate(original.ranks[0].of(Began)[one.optimizer].names)
                  if place not in noise[one.optimizer]]
-        e = evidence(k, one, moved, shares, original, nudged, converted, known, names, rounding)
+        e = evidence(k, one, nudged_step, shares, original, nudged, converted, known, names, rounding)
         agree.fault = agree.fault or compare_step(e, rounding)
         if agree.fault:
             agree.fault.step = agree.fault.step or k
@@ -271,9 +271,9 @@ def compare_steps(original, nudged, converted):
     return agree
 
 
-def evidence(k, one, moved, shares, original, nudged, converted, known, names, rounding):
+def evidence(k, one, nudged_step, shares, original, nudged, converted, known, names, rounding):
     steps = original.ranks[0].steps
-    found = samples.compare(one, moved, shares, steps, original.name)
+    found = samples.compare(one, nudged_step, shares, steps, original.name)
     return Evidence(original.name, k, one, shares, found, samples.losses(one, shares, found),
                     names=names, alike_before=alike_before(k, converted.ranks), blurred=one.optimizer in rounding.since,
                     untrained=lambda: compare_untrained(

@@ -407,6 +407,8 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
             "step 5: different.* it fails after 12, 12 steps of the ranks: it at train_ddp.py:9: ValueError: my own. See")),
         "an error of which another rank hears": (end(stderr="RuntimeError: Connection reset by peer", status=1), 1, NOT + (
             ".*Connection reset by peer: the rank that it waits for has ended. See \"Hangs")),
+        "a rank that does not train": (end(started={0, 1, 2}), 1, NOT + (
+            "rank 2 did not train: 3 processes were started, 2 trained. See \"Training goes through DDP")),
         "a process left behind": (end(outlived=[4711]), 1, NOT + "it leaves processes behind. See \"The end of a run"),
         "a file refused to the original": (
             add((0, 0, Remark(About.WRITE, "/tmp/a"))), 2, UNKNOWN + "train.py would write /tmp/a, outside this folder. Under"),
