@@ -194,13 +194,17 @@ def compare_file(name, three, names, drift, in_other_order):
     return faults + text.faults, varying, text.remarks, bool(compared)
 
 
-def not_noted(run):
-    """New files, but those that torch.save was seen to write under these names."""
-    return {name: one for name, one in run.new_files.items() if name not in saves_of(run)}
+def not_noted(run, other):
+    """New files, but those that torch.save was seen to write under these names; where the other script
+    has one of them by a copy or under its last name, the files are compared."""
+    noted, noted_there = saves_of(run), saves_of(other)
+    return {name: one for name, one in run.new_files.items()
+            if name not in noted or (name in other.new_files and name not in noted_there)}
 
 
 def compare_new_files(original, nudged, converted, drift):
-    found, of_nudged, others = map(not_noted, (original, nudged, converted))
+    found, of_nudged, others = map(
+        not_noted, (original, nudged, converted), (converted, converted, original))
     in_both, in_nudged, several = pair(found, others), pair(found, of_nudged), by_several_ranks(converted)
     same, faults, remarks, varying, unread = [], [], [], [], []
     in_other_order = reordered(original, nudged, converted)

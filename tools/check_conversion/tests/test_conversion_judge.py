@@ -394,6 +394,10 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         "no number": (new_file("a.npy", [1., 2.], [1., float("nan")]), 1, "a.npy: a different a is saved"),
         "none": (new_file("a.csv", CSV, None), 1, "train_ddp.py does not write a.csv"),
         "a copy of a checkpoint": (copied(1, 1, 1), 0, "1 save, 1 csv, 1 pt; .*written: 2 files the same: .*best.pt"),
+        "a checkpoint that one of the two renames": (in_turn(saves([("tmp", 1, {})], [("best.pt", 1, {})]), copied(1, 1, 1)), 0, (
+            "^(?!.*ddp.py alone)(?!.*not write).*written: 2 files the same: .*best.pt")),
+        "a checkpoint that the other one renames": (in_turn(saves([("best.pt", 1, {})], [("tmp", 1, {})]), copied(1, 1, 1)), 0, (
+            "^(?!.*ddp.py alone)(?!.*not write).*written: 2 files the same: .*best.pt")),
         "another copy of a checkpoint": (copied(1, 1, 2), 1, "best.pt: a different weight is saved"),
         "no copy of a checkpoint": (copied(1, 1, None), 1, "train_ddp.py does not write best.pt"),
         "one more": (new_file("a.csv", None, CSV), 0, "written by train_ddp.py alone: a.csv"),
