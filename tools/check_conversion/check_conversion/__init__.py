@@ -14,19 +14,20 @@ observed/       works inside the user's processes
   comparable.py   no dropout; float64
   batchnorm.py    BatchNorm over all ranks, or frozen
   precision.py    no autocast, and where there would be some
-  sampling.py     one order of the samples, and which pass over them a step comes of
+  sampling.py     one order of the samples, and the pass over them that each step belongs to
   generators.py   which random numbers were drawn, and by which line
   sketch.py       tensors in a few numbers
   steps.py        each optimizer step, and what the model was fed
   untrained.py    buffers, and modules that no optimizer holds
-  saving.py       what torch.save saves
+  contents.py     what is in a file of torch.save, read by the check itself too
+  saving.py       that torch.save saves it
   figures.py      what TensorBoard, wandb and tqdm are given
   second_run.py   what differs on purpose in the second run of the original: rounding and clocks
 
 judge.py        the verdict, a function of the three runs
 training.py     compares the weights and all that ranks must have alike, step by step
 samples.py      which samples a step was made of
-buffers.py      whether buffers part, or modules that no optimizer holds
+buffers.py      whether buffers differ, or modules that no optimizer holds
 causes.py       why a step differs, by the evidence of these three
 outputs.py      compares what was printed, shown, logged and saved
 new_files.py    reads other new files when a run has ended, and compares them

@@ -1,4 +1,4 @@
-"""Does what no optimizer holds part, a queue, a momentum encoder or running statistics?"""
+"""Does anything that no optimizer holds differ: a queue, a momentum encoder, running statistics?"""
 from check_conversion.distances import TIMES, distance, norm
 from check_conversion.verdict import Fault
 
@@ -45,10 +45,10 @@ def from_original(one, nudged, share):
 
 def reordered(original, nudged, converted):
     """Names of what holds the same rows or columns in another order at the end, as a queue may."""
-    one, again, other = ({without_variable(name): tensor for name, tensor in run.ranks[0].steps[-1].untrained.items()}
+    one, of_nudged, other = ({without_variable(name): tensor for name, tensor in run.ranks[0].steps[-1].untrained.items()}
                          for run in (original, nudged, converted))
-    found = {name: parted(tensor, again[name], other[name]) for name, tensor in one.items()
-             if name in again and name in other}
+    found = {name: parted(tensor, of_nudged[name], other[name]) for name, tensor in one.items()
+             if name in of_nudged and name in other}
     return {name for name, forms in found.items() if forms[0] and not all(forms)}
 
 
@@ -56,12 +56,12 @@ def compare_untrained(k, steps, nudged, ranks, name):
     """What has parted in step k or in the one before, of all ranks' steps; not what had long before,
     without training going otherwise for it."""
     rows = [*zip(steps, nudged, *ranks)][:k]
-    for which, (one, moved, *shares) in enumerate(rows, 1):
+    for which, (one, nudged_step, *shares) in enumerate(rows, 1):
         names, rank = between_ranks(shares)
         said = (f"differs between ranks 0 and {rank} in step {which}: DDP averages only gradients, "
                 "so each rank must compute it from the whole batch")
         if not names:
-            names = from_original(one, moved, shares[0])
+            names = from_original(one, nudged_step, shares[0])
             said = f"differs from that of {name} in step {which}"
         if names:
             return Fault(f"{short(names)} {said}", "What your script has", k) if which >= k - 1 else None

@@ -75,7 +75,7 @@ def parse_args():
     parser.add_argument("--float32", action="store_true",
                         help="compare in float32, which is less sharp, and faster on GPUs")
     parser.add_argument("--patience", type=float, default=60, metavar="SECONDS",
-                        help="seconds without a step before it counts as hung (60)")
+                        help="seconds without a sign of life until a run counts as hung (60)")
     return parser.parse_args()
 
 

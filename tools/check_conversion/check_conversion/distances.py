@@ -9,11 +9,19 @@ NO_LONGER = 0.1  # of a difference: a factor that leaves less of it explains it
 
 
 def norm(numbers):
-    return math.hypot(*numbers)
+    """Of those that are finite: nothing that is compared with it passes because it is NaN."""
+    size = math.hypot(*numbers)
+    return size if math.isfinite(size) else math.hypot(*filter(math.isfinite, numbers))
 
 
 def distance(one, other):
-    return math.dist(one, other) if len(one) == len(other) else math.inf
+    """Never NaN: where both have NaN or the same infinity they are equal, where one has, far apart."""
+    if len(one) != len(other):
+        return math.inf
+    if not math.isnan(apart := math.dist(one, other)):
+        return apart
+    apart = math.hypot(*(a - b for a, b in zip(one, other) if a != b and (a == a or b == b)))
+    return math.inf if math.isnan(apart) else apart
 
 
 def factor_between(one, other):

@@ -93,6 +93,9 @@ def how_it_ended(original, converted):
         return Fault("it leaves processes behind", "The end of a run")
     if not converted.ranks:
         raise CannotSay(f"{converted.name} takes no optimizer step{resumed(converted)}")
+    if idle := converted.untrained:
+        return Fault(f"rank {' and '.join(map(str, idle))} did not train: {len(idle) + len(counts)} processes were "
+                     f"started, {len(counts)} trained", "Training goes through DDP")
     return None
 
 
@@ -163,7 +166,7 @@ def faults_of_the_run(end, fault, shortest):
 
 
 def judge(original, nudged, converted):
-    check_original(original)
+    """Of an original that can be the measure, which check_original has said before its second run."""
     check_nudged(original, nudged)
     check_converted(converted)
     end = how_it_ended(original, converted)

@@ -4,7 +4,6 @@ What differs between the two runs of the original by more than rounding is a tim
 like: it is not compared. All else has to be the same, as far as rounding moves it.
 """
 import collections
-import math
 import re
 
 from check_conversion.buffers import reordered
@@ -27,16 +26,15 @@ class Figures:
 
     def varies(self, original, nudged, unit=0.0):
         """Whether it moves by more than rounding when the original runs again."""
-        return abs(original - nudged) > unit + BY_ROUNDING * self.drift * abs(original)
+        return distance([original], [nudged]) > unit + BY_ROUNDING * self.drift * norm([original])
 
     def parts(self, original, nudged, converted, unit=0.0):
         """Whether the converted script's is another figure."""
         if original == nudged and isinstance(original, int):  # a count, which is never rounded
             return converted != original
-        self.largest = max(self.largest, abs(original - nudged))
-        allowed = unit + TIMES * max(self.largest, self.drift * abs(original))
-        return not (abs(original - converted) <= allowed or original == converted
-                    or (math.isnan(original) and math.isnan(converted)))
+        self.largest = max(self.largest, distance([original], [nudged]))
+        allowed = unit + TIMES * max(self.largest, self.drift * norm([original]))
+        return distance([original], [converted]) > allowed
 
 
 # What was printed: lines of the same words, in their order.
@@ -66,19 +64,19 @@ def around(token):
     return re.sub(NUMBER, "#", token)
 
 
-def token_varies(token, again, drift):
-    if around(token) != around(again):
+def token_varies(token, nudged, drift):
+    if around(token) != around(nudged):
         return True
-    figures = zip(*(re.findall(NUMBER, one) for one in (token, again)))
+    figures = zip(*(re.findall(NUMBER, one) for one in (token, nudged)))
     return any(Figures(drift).varies(value(a), value(b), last_digit(a)) for a, b in figures)
 
 
-def token_parts(judges, token, again, other):
+def token_parts(judges, token, nudged, other):
     if token == other:
         return False
     if around(token) != around(other):
         return True
-    figures = zip(*(re.findall(NUMBER, one) for one in (token, again, other)))
+    figures = zip(*(re.findall(NUMBER, one) for one in (token, nudged, other)))
     return any(judges[place].parts(value(a), value(b), value(c), last_digit(a))
                for place, (a, b, c) in enumerate(figures))
 
@@ -90,15 +88,15 @@ def counterpart(words, converted):
     return next((other for other in converted if words in other), words)
 
 
-def compare_group(lines, twice, others, drift):
+def compare_group(lines, nudged_lines, others, drift):
     """Of lines of the same words: those that part, and those with something that varies."""
     parted, varying = {}, {}
     for place in range(len(lines[0][1])):
         judges = collections.defaultdict(lambda: Figures(drift))
         from_end = len(lines[0][1]) - place  # where more words stand before it, so may figures
-        rows = [(one[place], again[place], other[-from_end])
-                for (_, one), (_, again), (_, other) in zip(lines, twice, others)]
-        moved = [token_varies(one, again, drift) for one, again, _ in rows]
+        rows = [(one[place], nudged[place], other[-from_end])
+                for (_, one), (_, nudged), (_, other) in zip(lines, nudged_lines, others)]
+        moved = [token_varies(one, nudged, drift) for one, nudged, _ in rows]
         if 2 * sum(moved) > len(rows):  # a time, where it is too short to be seen too
             moved = [True] * len(rows)
         for k, (row, varies) in enumerate(zip(rows, moved)):
@@ -111,11 +109,11 @@ def compare_group(lines, twice, others, drift):
 
 def compare_texts(texts, names, drift, verb="printed"):
     """Texts of the original's two runs and of the converted script's; names: of both scripts."""
-    original, twice, converted = map(by_words, texts)
+    original, nudged, converted = map(by_words, texts)
     same, faults, parted, missing, varying, other_words = 0, [], [], [], [], []
     for words, lines in original.items():
         others = converted.get(counterpart(words, converted), [])
-        if len(twice[words]) != len(lines):
+        if len(nudged[words]) != len(lines):
             other_words += [line for line, _ in lines]
         elif not others:
             missing += [line for line, _ in lines]
@@ -124,7 +122,7 @@ def compare_texts(texts, names, drift, verb="printed"):
             faults.append(Fault(f"{verb} {len(others)} times instead of {len(lines)}: "
                                 f"{lines[0][0]}", heading))
         else:
-            different, vary = compare_group(lines, twice[words], others, drift)
+            different, vary = compare_group(lines, nudged[words], others, drift)
             parted, varying = parted + different, varying + vary
             same += len(lines) - len(different)
     if parted:
@@ -183,11 +181,11 @@ def logged(run):
 
 
 def compare_logged(original, nudged, converted, drift):
-    found, twice, others = map(logged, (original, nudged, converted))
+    found, of_nudged, others = map(logged, (original, nudged, converted))
     same, faults, varying = collections.Counter(), [], []
     for (to, name), figures in found.items():
-        again, ours, judge = twice[to, name], others[to, name], Figures(drift)
-        if len(again) != len(figures):
+        nudged_ones, ours, judge = of_nudged[to, name], others[to, name], Figures(drift)
+        if len(nudged_ones) != len(figures):
             varying.append(f"{to}: {name}")
             continue
         if len(ours) != len(figures):
@@ -195,16 +193,18 @@ def compare_logged(original, nudged, converted, drift):
             faults.append(Fault(f"{to}: {name} is logged {len(ours)} times instead of "
                                 f"{len(figures)}", heading))
             continue
-        moved = [judge.varies(a, b) for a, b in zip(figures, again)]
+        moved = [judge.varies(a, b) for a, b in zip(figures, nudged_ones)]
+        if any(moved):
+            some = f" ({sum(moved)} of {len(figures)})"
+            varying.append(f"{to}: {name}{some * (2 * sum(moved) <= len(figures))}")
         if 2 * sum(moved) > len(figures):
-            varying.append(f"{to}: {name}")
             continue
-        parted = [(a, c) for a, b, c, varies in zip(figures, again, ours, moved)
+        parted = [(a, c) for a, b, c, varies in zip(figures, nudged_ones, ours, moved)
                   if not varies and judge.parts(a, b, c)]
         if parted:
             faults.append(Fault(f"{to}: {name} is {parted[0][1]:.6g} instead of "
                                 f"{parted[0][0]:.6g}", "Printed figures", measured=True))
-        same[to] += len(figures) - sum(moved)
+        same[to] += len(figures) - sum(moved) - len(parted)
     said = "; ".join(f"{to}: {count} figures the same" for to, count in same.items())
     remark = named(f"not compared, because another run of {original.name} logs others", varying)
     return Compared(said, many(sum(same.values()), "logged figure"), faults[:SHOWN],
@@ -238,20 +238,26 @@ def under_other_names(one, other):
     return dict(zip(more, lacking)) if lacking and shapes[0] == shapes[1] else {}
 
 
-def tensors_apart(one, nudged, tensors, drift, in_other_order):
-    """The first tensor that is further from the original's than rounding explains."""
-    for name, (_, numbers) in one.tensors.items():
-        if name not in nudged.tensors or name.endswith("num_batches_tracked"):
-            continue
-        if any(f".{name}".endswith(f".{known}") for known in in_other_order):
-            continue
-        by_rounding = distance(numbers, nudged.tensors[name][1])
-        allowed = TIMES * max(by_rounding, drift * norm(numbers))
-        if ".state." in name:  # an optimizer's: of gradients, which a tie in a pooling layer parts
-            allowed = max(allowed, LARGE * norm(numbers))
-        if not distance(numbers, tensors[name][1]) <= allowed:
-            return name
-    return None
+def left_out(name, in_other_order):
+    """What BatchNorm has counted, and what is said elsewhere to lie in another order."""
+    return any(f".{name}".endswith(f".{known}") for known in ("num_batches_tracked", *in_other_order))
+
+
+def tensor_varies(name, one, nudged, drift):
+    """Whether another run of the original has none like it, or rounding alone moves it by 1%."""
+    if name not in nudged.tensors or nudged.tensors[name][0] != one.tensors[name][0]:
+        return True
+    numbers = one.tensors[name][1]
+    return distance(numbers, nudged.tensors[name][1]) > max(LARGE, BY_ROUNDING * drift) * norm(numbers)
+
+
+def tensor_parts(name, one, nudged, tensors, drift):
+    """Whether it is further from the original's than rounding explains."""
+    numbers = one.tensors[name][1]
+    allowed = TIMES * max(distance(numbers, nudged.tensors[name][1]), drift * norm(numbers))
+    if ".state." in name:  # an optimizer's: of gradients, which a tie in a pooling layer parts
+        allowed = max(allowed, LARGE * norm(numbers))
+    return distance(numbers, tensors[name][1]) > allowed
 
 
 def is_setting(name, value):
@@ -270,7 +276,14 @@ def strings_of(saves):
                      if not is_setting(name, text))
 
 
-def compare_save(name, one, nudged, other, judges, drift, in_other_order):
+def varying_in(one, nudged, judges, drift):
+    """Names of what one call of torch.save saves otherwise in each run of the original."""
+    return [key for key in one.tensors if tensor_varies(key, one, nudged, drift)] + [
+        key for key, a in one.values.items() if not is_setting(key, a)
+        and (key not in nudged.values or judges[key].varies(a, nudged.values[key]))]
+
+
+def compare_save(name, one, nudged, other, judges, drift, varying):
     """One call of torch.save in the original, and its counterpart."""
     ours = {**other.tensors, **other.values}
     if any("module." in key for key in ours) and not any(
@@ -285,11 +298,11 @@ def compare_save(name, one, nudged, other, judges, drift, in_other_order):
     for key, (shape, _) in one.tensors.items():
         if tensors[key][0] != shape:
             return Fault(f"{name}: {key} is saved with a different shape", "Saving")
-    if key := tensors_apart(one, nudged, tensors, drift, in_other_order):
-        return Fault(f"{name}: a different {key} is saved", "Saving", measured=True)
-    parted = [key for key, a in one.values.items() if not is_setting(key, a)
-              and not judges[key].varies(a, again := nudged.values.get(key, math.inf))
-              and judges[key].parts(a, again, other.values[key])]
+    for key in one.tensors:
+        if key not in varying and tensor_parts(key, one, nudged, tensors, drift):
+            return Fault(f"{name}: a different {key} is saved", "Saving", measured=True)
+    parted = [key for key, a in one.values.items() if not is_setting(key, a) and key not in varying
+              and judges[key].parts(a, nudged.values[key], other.values[key])]
     if parted:
         said = ", ".join(f"{other.values[key]:g} instead of {one.values[key]:g}" for key in parted)
         return Fault(f"{name}: a different {', '.join(parted)} is saved: {said}", "Printed figures",
@@ -297,32 +310,52 @@ def compare_save(name, one, nudged, other, judges, drift, in_other_order):
     return None
 
 
+def compare_saves(name, saves, names, drift, in_other_order=()):
+    """Calls of torch.save under one name, in all three runs: faults, what varies, remarks, and
+    whether anything was compared."""
+    judges, faults, varying = collections.defaultdict(lambda: Figures(drift)), [], {}
+    there = {key for one in saves[0] for key in (*one.tensors, *plain(one))}
+    out = {key for key in there if left_out(key, in_other_order)}
+    for one, nudged, other in zip(*saves):
+        vary = varying_in(one, nudged, judges, drift)
+        faults.append(compare_save(name, one, nudged, other, judges, drift, {*vary, *out}))
+        varying.update(dict.fromkeys(key for key in vary if key not in out))
+    strings = compare_texts([*map(strings_of, saves)], names, drift, f"{name}: saved")
+    unknown = {f"{key} ({kind})" for them in saves for one in them for key, kind in one.unknown.items()}
+    remarks = [*strings.remarks, *([f"{name}: not compared: {', '.join(sorted(unknown))}"] if unknown else [])]
+    compared = bool(there - {*varying} - out) or not (there or unknown)
+    faults = [fault for fault in faults if fault][:1] + strings.faults
+    return faults, [f"{name}: {key}" for key in varying], remarks, compared
+
+
 def compare_saved(original, nudged, converted, drift):
-    found, twice, others = map(saves_of, (original, nudged, converted))
-    in_both, in_nudged = pair(found, others), pair(found, twice)
-    same, faults, remarks = [], [], []
+    found, of_nudged, others = map(saves_of, (original, nudged, converted))
+    in_both, in_nudged = pair(found, others), pair(found, of_nudged)
+    same, faults, remarks, varying = [], [], [], []
     if in_other_order := reordered(original, nudged, converted):
         remarks.append(f"the same rows or columns in another order: {', '.join(sorted(in_other_order))}")
     for name, ours in in_both.items():
-        saves, again = ([save for _, save in them] for them in (
-            found[name], twice.get(in_nudged.get(name), [])))
-        if len(again) != len(saves):
+        saves, nudged_saves = ([save for _, save in them] for them in (
+            found[name], of_nudged.get(in_nudged.get(name), [])))
+        if len(nudged_saves) != len(saves):
             remarks.append(f"{name} was not compared: another run of {original.name} saves it "
-                           f"{len(again)} times instead of {len(saves)}")
+                           f"{len(nudged_saves)} times instead of {len(saves)}")
         elif len({rank for rank, _ in others[ours]}) > 1:
             faults.append(Fault(f"{ours} is saved by more than one rank", "Saving"))
         elif len(others[ours]) != len(saves):
             faults.append(Fault(f"{ours} is saved {len(others[ours])} times instead of "
                                 f"{len(saves)}", "Decisions"))
         else:
-            judges = collections.defaultdict(lambda: Figures(drift))
-            parted = [compare_save(ours, one, nudge, other, judges, drift, in_other_order)
-                      for one, nudge, (_, other) in zip(saves, again, others[ours])]
-            strings = compare_texts([*map(strings_of, (saves, again, [save for _, save in others[ours]]))],
-                                    (original.name, converted.name), drift, f"{ours}: saved")
-            same += [name] * len(saves)
-            faults += [fault for fault in parted if fault][:1] + strings.faults
-            remarks += strings.remarks
+            parted, vary, said, compared = compare_saves(
+                ours, (saves, nudged_saves, [save for _, save in others[ours]]),
+                (original.name, converted.name), drift, in_other_order)
+            same += [name] * len(saves) * (compared and not parted)
+            faults += parted
+            remarks += said
+            varying += vary
+    if varying:
+        remarks.append(f"not compared, because {original.name} saves it differently in each run: "
+                       f"{', '.join(varying)}")
     if missing := [name for name in found if name not in in_both]:
         faults.append(Fault(f"{len(others)} files are saved instead of {len(found)}, without "
                             f"{', '.join(missing)}", "Saving"))

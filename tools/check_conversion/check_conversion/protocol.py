@@ -8,6 +8,7 @@ folder of records each process writes, under its process id,
     PID.alive    touched while it computes
     PID.stdout   what a rank prints, so that lines of two ranks do not mix
     PID.stack    where it is, on SIGUSR2
+    PID.rank     the rank that a launcher started it as
 
 and the check has stdout and stderr of the command itself written there.
 """
@@ -126,6 +127,7 @@ class Saved:
     tensors: dict
     values: dict
     strings: dict = field(default_factory=dict)
+    unknown: dict = field(default_factory=dict)  # of all else its type, which is all that is said of it
 
 
 @dataclass

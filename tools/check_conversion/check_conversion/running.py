@@ -44,6 +44,12 @@ class Run:
     waits: list = field(default_factory=list)  # where each rank waits, if it hangs
     outlived: list = field(default_factory=list)  # by processes that it started
     new_files: dict = field(default_factory=dict)  # in its copy of the folder, by their names
+    started: set = field(default_factory=set)  # ranks, whether they noted anything or not
+
+    @property
+    def untrained(self):
+        """Ranks that took no step."""
+        return sorted({*self.started, *(one.rank for one in self.processes)} - {one.rank for one in self.ranks})
 
     @property
     def ranks(self):
@@ -175,7 +181,8 @@ def script_of(command):
 def read_run(name, records, status=0, waits=(), outlived=()):
     stdout = "".join(file.read_text(errors="replace") for file in sorted(records.glob("*stdout")))
     stderr = (records / "stderr").read_text(errors="replace")
-    return Run(name, status, stdout, stderr, read_processes(records), [*waits], [*outlived])
+    started = {int(file.read_text() or 0) for file in records.glob("*.rank")}
+    return Run(name, status, stdout, stderr, read_processes(records), [*waits], [*outlived], started=started)
 
 
 def own_error(stderr):

@@ -27,8 +27,8 @@ class Rounding:
     drift: dict = field(default_factory=dict)
     start: dict = field(default_factory=dict)
     moved: dict = field(default_factory=dict)  # by training
-    blurred: int = 0
-    seen: bool = False  # a step in which a fault of any size would show
+    since: dict = field(default_factory=dict)  # the step from which on rounding hides its faults
+    seen: dict = field(default_factory=dict)  # whether in some step a fault of any size would show
 
     def measure(self, k, one, nudged):
         which = one.optimizer
@@ -36,15 +36,28 @@ class Rounding:
         for a, b in ((one.before, nudged.before), (one.after, nudged.after)):
             least = self.eps * norm(a)  # one rounding
             self.drift[which] = max(self.drift.get(which, 0), distance(a, b), least)
-        self.moved[which] = moved = distance(one.after, self.start[which])
-        if self.drift[which] <= LARGE * moved:
-            self.blurred = 0
+        moved = distance(one.after, self.start[which])
+        if math.isfinite(moved):  # weights that are NaN have not been moved by any measure
+            self.moved[which] = moved
+        if self.drift[which] <= LARGE * moved or not moved:  # what was not trained hides nothing
+            self.since.pop(which, None)
         else:
-            self.blurred = self.blurred or k
-        self.seen |= TIMES * self.drift[which] < moved
+            self.since.setdefault(which, k)
+        self.seen[which] = self.seen.get(which, False) or TIMES * self.drift[which] < moved
+
+    @property
+    def blurred(self):
+        """The first step in which an optimizer's faults are hidden, as they are to the end."""
+        return min(self.since.values(), default=0)
+
+    @property
+    def blind(self):
+        """Whether there is an optimizer, of those that train, of which no fault would have shown."""
+        return not any(self.seen.values()) or any(
+            self.moved.get(which) and not seen for which, seen in self.seen.items())
 
     def parts(self, one, other, which):
-        return not distance(one, other) <= max(TIMES * self.drift[which], LEAST * self.moved[which])
+        return not distance(one, other) <= max(TIMES * self.drift[which], LEAST * self.moved.get(which, 0))
 
 
 def noise_in(steps, nudged):
@@ -112,13 +125,15 @@ def between_ranks(ranks, shares):
         if fault := apart_in_shuffles(who, one, step):
             return fault
         for what, heading in (("before", "Load first, then DDP"),
-                              ("gradients", "Training goes through DDP")):
+                              ("gradients", "Training goes through DDP"),
+                              ("after", "Load first, then DDP")):  # no later step may show it
             a, b = getattr(one, what), getattr(step, what)
             if distance(a, b) > 1e-6 * norm(a):
                 where = apart_in(began.names, a, b)
                 without = [name for name in began.without if name in where]
                 heading = "Training goes through DDP" if without else heading
-                text = f"{who} have different {'weights' if what == 'before' else what}: {where}"
+                named = {"before": "weights", "after": "weights after the step"}.get(what, what)
+                text = f"{who} have different {named}: {where}"
                 alone = f" ({', '.join(without[:3])} in no DDP)" * bool(without)
                 return Fault(text + alone, heading)
     return None
@@ -137,16 +152,23 @@ def apart_in_shuffles(who, one, step):
 
 def compare_scores(original, nudged, converted):
     """Each decision of ReduceLROnPlateau rests on one figure, the same in all ranks."""
-    scores = [rank.of(Score) for rank in converted.ranks]
-    for a, b, *ours in zip(original.ranks[0].of(Score), nudged.ranks[0].of(Score), *scores):
+    scores = [run.ranks[0].of(Score) for run in (original, nudged)]
+    scores += [rank.of(Score) for rank in converted.ranks]
+    for a, b, *ours in zip(*scores):
         values = [one.value for one in ours]
-        if max(values) - min(values) > 1e-6 * max(map(abs, values)):
+        if any(distance(values[:1], [value]) > 1e-6 * norm(values) for value in values):
             given = ", ".join(f"{value:.6g}" for value in values)
             return Fault(f"ReduceLROnPlateau is given a different figure on each rank: {given}",
                          "Decisions", ours[0].steps)
-        if abs(values[0] - a.value) > TIMES * abs(b.value - a.value) + LARGE * abs(a.value):
+        moved = min(distance([a.value], [b.value]), norm([a.value]))
+        if distance([a.value], values[:1]) > TIMES * moved + LARGE * norm([a.value]):
             return Fault(f"ReduceLROnPlateau is given {values[0]:.6g} instead of {a.value:.6g}",
                          "Decisions", ours[0].steps)
+    before, _, *counts = map(len, scores)
+    if {*counts} != {before}:
+        last = max(scores, key=len)[min(map(len, scores))]
+        return Fault(f"ReduceLROnPlateau is given {before} figures in {original.name}, and "
+                     f"{', '.join(map(str, counts))} on the ranks", "Decisions", last.steps)
     return None
 
 
@@ -221,11 +243,11 @@ def compare_steps(original, nudged, converted):
     noise = noise_in(steps, nudged.ranks[0].steps)
     for k, (one, *others) in enumerate(rows, 1):
         agree.fault = between_ranks(ranks, others[1:])
-        one, moved, *shares = (without(noise[one.optimizer], step) for step in (one, *others))
-        rounding.measure(k, one, moved)
+        one, nudged_step, *shares = (without(noise[one.optimizer], step) for step in (one, *others))
+        rounding.measure(k, one, nudged_step)
         names = [name for place, name in enumerate(original.ranks[0].of(Began)[one.optimizer].names)
                  if place not in noise[one.optimizer]]
-        e = evidence(k, one, moved, shares, original, nudged, converted, known, names, rounding)
+        e = evidence(k, one, nudged_step, shares, original, nudged, converted, known, names, rounding)
         agree.fault = agree.fault or compare_step(e, rounding)
         if agree.fault:
             agree.fault.step = agree.fault.step or k
@@ -243,17 +265,17 @@ def compare_steps(original, nudged, converted):
         heading = "Two routes" if len({*counts}) == 1 else "Decisions"
         agree.fault = Fault(f"{original.name} takes {len(steps)} steps, the ranks take "
                             f"{', '.join(map(str, counts))}", heading, step=agree.steps + 1)
-    elif not rounding.seen:
+    elif rounding.blind:
         raise CannotSay(f"in {original.name} rounding alone moves the weights as far as training "
                         "does: take a larger learning rate in both")
     return agree
 
 
-def evidence(k, one, moved, shares, original, nudged, converted, known, names, rounding):
+def evidence(k, one, nudged_step, shares, original, nudged, converted, known, names, rounding):
     steps = original.ranks[0].steps
-    found = samples.compare(one, moved, shares, steps, original.name)
+    found = samples.compare(one, nudged_step, shares, steps, original.name)
     return Evidence(original.name, k, one, shares, found, samples.losses(one, shares, found),
-                    names=names, alike_before=alike_before(k, converted.ranks), blurred=rounding.blurred > 0,
+                    names=names, alike_before=alike_before(k, converted.ranks), blurred=one.optimizer in rounding.since,
                     untrained=lambda: compare_untrained(
                         k, steps, nudged.ranks[0].steps, [rank.steps for rank in converted.ranks],
                         original.name), **known)
@@ -264,7 +286,7 @@ def compare_step(e, rounding):
     parted = rounding.parts(one.before, share.before, which)
     if len(share.before) != len(one.before) or (e.step == 1 and parted):
         return Fault("it begins with different weights", "Load first, then DDP")
-    if parted and not rounding.blurred:
+    if parted and which not in rounding.since:
         return Fault("the weights differ before the step, although they agreed after the previous "
                      "step", "Load first, then DDP")
     if options := other_options(one, share):

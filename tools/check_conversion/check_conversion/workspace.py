@@ -31,6 +31,7 @@ class Workspace:
         self.protected = {self.folder, *map(Path.resolve, self.links)}  # nothing is written there
         self.entries = [*self.walk(self.folder)]
         self.check_size()
+        self.protected |= {link.resolve() for link, _ in self.entries if link.is_symlink()}
         self.before = self.state()
         self.home = Path(tempfile.mkdtemp(prefix="check_conversion.")).resolve()
         self.temporary = self.home / "t"  # where sockets have names of at most 107 letters
@@ -83,10 +84,7 @@ class Workspace:
     def target_in(self, copy, link):
         """Where a link leads: within the copy, or to where it leads now, to be read only."""
         target = Path(os.path.normpath(link.parent / os.readlink(link)))
-        if target.is_relative_to(self.folder):
-            return copy / target.relative_to(self.folder)
-        self.protected.add(target.resolve())
-        return target
+        return copy / target.relative_to(self.folder) if target.is_relative_to(self.folder) else target
 
     def link_surroundings(self, root):
         """The folders above, with a link to all else in three of them: ../data is found."""
@@ -120,9 +118,10 @@ class Workspace:
                 and os.path.lexists(self.folder / name) and seen(copy / name) == seen(self.folder / name)}
 
     def state(self):
-        """All that is the user's, by name, size and time."""
+        """All that is the user's, by name, size and time; what a link to a folder above leads to is
+        protected, but changes by others too."""
         found = {}
-        for folder in self.protected:
+        for folder in self.protected - {*self.folder.parents}:
             for path in [folder, *folder.rglob("*")] if folder.is_dir() else [folder]:
                 with contextlib.suppress(OSError):
                     seen = path.lstat()

@@ -157,7 +157,10 @@ def in_words(verdict):
 
 
 def verdict(original, nudged, converted):
-    return in_words(lambda: judge.judge(original, nudged, converted))
+    def say():
+        judge.check_original(original)
+        return judge.judge(original, nudged, converted)
+    return in_words(say)
 
 
 def check(before, after, processes=2, arguments=(), name="train_ddp.py", float32=False):

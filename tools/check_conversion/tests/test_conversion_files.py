@@ -76,6 +76,16 @@ def test_a_script_reads_what_is_there_and_writes_in_its_copy_alone(project):
     assert run.remarks(About.WRITE) == [path.replace("{folder}", str(project)) for path in KEPT]
 
 
+def test_what_a_link_leads_to_is_seen_to_change_also_by_no_write_of_python_s(project):
+    Path("up").symlink_to("..")  # whose other folders are none of the check's business
+    workspace = Workspace(".")
+    (project / "elsewhere/points.txt").write_text("22")
+    (project / "data/points.txt").write_text("22")
+    assert project / "elsewhere/points.txt" in workspace.changed()
+    assert project / "data/points.txt" not in workspace.changed()
+    workspace.remove()
+
+
 def test_more_than_a_gigabyte_is_refused_and_named(project):
     Path("large/much").mkdir()
     for place in ("large/much/one.bin", "two.bin"):

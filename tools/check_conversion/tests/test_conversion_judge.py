@@ -213,12 +213,27 @@ def saves(original, converted, nudged=None, ranks=(0,)):
     """Of each run its files: path, weight, plain values."""
     def change(three):
         for run, them in zip(three, (original, original if nudged is None else nudged, converted)):
+            run.new_files.pop("model.pt", None)
             for rank in run.ranks:
                 rank.notes = [note for note in rank.notes if not isinstance(note, Saved)]
             for rank in ranks if run is three[2] else [0]:
                 run.ranks[rank].notes += [Saved(path, {"weight": ([1], array("d", [weight]))}, {
                     name: one for name, one in values.items() if not isinstance(one, str)}, {
                     name: one for name, one in values.items() if isinstance(one, str)}) for path, weight, values in them]
+    return change
+
+
+def unknown(three):
+    for run in three:
+        run.ranks[0].of(Saved)[0].unknown["args"] = "Namespace"
+
+
+def copied(*weights):
+    """A copy of a checkpoint, which torch.save has not written under this name, in each run."""
+    def change(three):
+        for run, weight in zip(three, weights):
+            if weight is not None:
+                run.new_files["best.pt"] = NewFile("saved", saved=Saved("", {"weight": ([1], array("d", [weight]))}, {}))
     return change
 
 
@@ -239,6 +254,20 @@ def unread(name):
     return lambda three: [run.new_files.update({name: NewFile("unread", why="neither text nor arrays")}) for run in three]
 
 
+def nan_from(k, *ranks):
+    """NaN in the weights after step k and from then on in all that a step has, in ranks of the three runs."""
+    def change_step(run, rank, step):
+        if (run, rank) in ranks:
+            seen[run, rank] = seen.get((run, rank), 0) + 1
+            for name in ("before", "gradients", "after"):
+                if seen[run, rank] > k or (name == "after" and seen[run, rank] == k):
+                    setattr(step, name, times(NAN)(getattr(step, name)))
+    seen = {}
+    return of_each_step(change_step)
+
+
+NAN = float("nan")
+EVERYWHERE = (0, 0), (1, 0), (2, 0), (2, 1)
 NOT, SAME, UNKNOWN = "^NOT THE SAME TRAINING ", "^the same training: ", "^cannot be judged: "
 CSV = "epoch,loss\n1,0.50000000\n2,0.25000000\n"
 ROWS = {  # of README's lists: what becomes of the runs, and status and words of the verdict
@@ -249,9 +278,17 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         "other ones at first": (at(1, before=times(1.1)), 1, NOT + "step 1: it begins with different weights.*Load first"),
         "other ones than after the step before": (at(7, before=times(1.1)), 1, NOT + "step 7: the weights differ before the"),
         "a rank has its own": (at(7, [1], before=times(1.1)), 1, NOT + "step 7: ranks 0 and 1 have different weights: "),
+        "a rank has its own after the last step": (
+            at(12, [1], after=times(1.1)), 1, NOT + "step 12: ranks 0 and 1 have different weights after the step: "),
+        "NaN in all": (nan_from(7, *EVERYWHERE), 0, SAME + "12 steps"),
+        "NaN in the converted script alone": (nan_from(7, *EVERYWHERE[2:]), 1, NOT + "step 7: "),
+        "NaN in the original alone": (nan_from(7, *EVERYWHERE[:2]), 1, NOT + "step 7: "),
+        "NaN in one rank alone": (nan_from(12, (2, 1)), 1, NOT + "step 12: ranks 0 and 1 have different weights after"),
+        "NaN in one run of the original alone": (nan_from(7, (1, 0)), 2, UNKNOWN + "the same up to step 6 of 12"),
         "another step of the optimizer": (
             at(2, after=times(1.01)), 1, NOT + "step 2: the same samples, and the gradients agree, but the optimizer's step")},
     "gradients, losses, samples, random numbers, learning rates and other options": {
+        "a rank has NaN": (at(1, [1], gradients=times(NAN)), 1, NOT + "step 1: ranks 0 and 1 have different gradients"),
         "a rank has its own gradients": (at(1, [1], gradients=times(1.1)), 1, NOT + "step 1: ranks 0 and 1 have different grad"),
         "gradients of a sum of losses": (in_turn(at(1, after=times(1.01), gradients=times(0.5)), share_of_loss(0.5)), 1, NOT + (
             "step 1: all gradients are 0.5 times .*the sum of the ranks' losses is the original's")),
@@ -296,6 +333,10 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
     "`SyncBatchNorm`": {"its statistics": (nothing, 0, SAME + "12 steps .*, SyncBatchNorm; .* 1 csv; not autocast")},
     "what `ReduceLROnPlateau` is given": {
         "another figure": (score(1, 1, 2, 2), 1, NOT + "step 6: ReduceLROnPlateau is given 2 instead of 1.*Decisions"),
+        "NaN": (score(1, 1, NAN, NAN), 1, NOT + "step 6: ReduceLROnPlateau is given nan instead of 1"),
+        "NaN on a rank": (score(1, 1, 1, NAN), 1, NOT + "step 6: ReduceLROnPlateau is given a different figure on each"),
+        "NaN in all": (score(NAN, NAN, NAN, NAN), 0, SAME),
+        "one on a rank alone": (score(1, 1, 1), 1, NOT + "step 6: ReduceLROnPlateau is given 1 figures in train.py, and 1, 0 on"),
         "another one on a rank": (score(1, 1, 1, 2), 1, NOT + "step 6: ReduceLROnPlateau is given a different figure on each")},
     "lines on stdout": {
         "of all ranks": (stdout("loss 0.5\n" * 2, "loss 0.5\n" * 4), 1, SAME + ".*printed 4 times instead of 2: loss 0.5. See"),
@@ -312,6 +353,11 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         "one of each rank": (bar("6/6", 1), 1, "shown in a progress bar 3 times instead of 2: 6/6")},
     "figures for TensorBoard, tensorboardX and W&B": {
         "another figure": (logs([0.5], [0.5], [0.6]), 1, "TensorBoard: loss is 0.6 instead of 0.5. See \"Printed figures"),
+        "NaN": (logs([0.5], [0.5], [NAN]), 1, "TensorBoard: loss is nan instead of 0.5"),
+        "NaN in both": (logs([NAN], [NAN], [NAN]), 0, "TensorBoard: 1 figures the same"),
+        "some that vary": (logs([1, 1, 1], [1, 1, 9], [1, 1, 5]), 0, (
+            r"TensorBoard: 2 figures the same not compared, because another run of train.py logs others: TensorBoard: loss "
+            r"\(1 of 3\)")),
         "of all ranks": (logs([0.5], [0.5], [0.5] * 2), 1, "TensorBoard: loss is logged 2 times instead of 1. See \"Printed by"),
         "what varies": (logs([1], [200], [2]), 0, "not compared, because another run of train.py logs others: TensorBoard: loss"),
         "a name that varies": (logs([1], [1], [2], names=("at 3", "at 9", "at 5")), 0, "run of train.py logs others: .*at 3")},
@@ -323,6 +369,13 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
             saves([("at-13.pt", 1, {})], [("at-17.pt", 999, {})], [("at-99.pt", 1, {})]), 1, "at-17.pt: a different weight is"),
         "a file that another run of the original does not have": (
             saves([("a.pt", 1, {})], [("a.pt", 9, {})], []), 0, "a.pt was not compared: another run of train.py saves it 0"),
+        "a tensor that varies": (saves([("a.pt", 1, {})], [("a.pt", 9, {})], [("a.pt", 2, {})]), 0, (
+            "^(?!.*same: a.pt).*not compared, because train.py saves it differently in each run: a.pt: weight")),
+        "NaN in a tensor": (saves([("a.pt", 1, {})], [("a.pt", NAN, {})]), 1, "a.pt: a different weight is saved"),
+        "NaN in both": (saves([("a.pt", NAN, {"loss": NAN})], [("a.pt", NAN, {"loss": NAN})]), 0, "1 file the same: a.pt"),
+        "NaN in a number": (saved({"loss": 1.}, {"loss": NAN}), 1, "a.pt: a different loss is saved: nan instead of 1"),
+        "a number that varies": (saved({"at": 1.}, {"at": 9.}, {"at": 5.}), 0, "in each run: a.pt: at"),
+        "an object": (unknown, 0, "model.pt: not compared: args .Namespace."),
         "another figure beside a time": (saved(*({"loss": loss, "at": at} for loss, at in ((1., 5.), (2., 6.), (1., 9e9)))), 1, (
             "a.pt: a different loss is saved: 2 instead of 1")),
         "another count": (saved({"hits": 96}, {"hits": 48}), 1, "a.pt: a different hits is saved: 48 instead of 96"),
@@ -340,6 +393,13 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         "another number": (new_file("a.npy", [1., 2.], [1., 3.]), 1, "a.npy: a different a is saved"),
         "no number": (new_file("a.npy", [1., 2.], [1., float("nan")]), 1, "a.npy: a different a is saved"),
         "none": (new_file("a.csv", CSV, None), 1, "train_ddp.py does not write a.csv"),
+        "a copy of a checkpoint": (copied(1, 1, 1), 0, "1 save, 1 csv, 1 pt; .*written: 2 files the same: .*best.pt"),
+        "a checkpoint that one of the two renames": (in_turn(saves([("tmp", 1, {})], [("best.pt", 1, {})]), copied(1, 1, 1)), 0, (
+            "^(?!.*ddp.py alone)(?!.*not write).*written: 2 files the same: .*best.pt")),
+        "a checkpoint that the other one renames": (in_turn(saves([("best.pt", 1, {})], [("tmp", 1, {})]), copied(1, 1, 1)), 0, (
+            "^(?!.*ddp.py alone)(?!.*not write).*written: 2 files the same: .*best.pt")),
+        "another copy of a checkpoint": (copied(1, 1, 2), 1, "best.pt: a different weight is saved"),
+        "no copy of a checkpoint": (copied(1, 1, None), 1, "train_ddp.py does not write best.pt"),
         "one more": (new_file("a.csv", None, CSV), 0, "written by train_ddp.py alone: a.csv"),
         "one of two ranks": (add((2, 0, Remark(About.WRITTEN, "log.csv")), (2, 1, Remark(About.WRITTEN, "log.csv"))), 1, (
             "log.csv is written by ranks 0 and 1"))},
@@ -351,6 +411,8 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
             "step 5: different.* it fails after 12, 12 steps of the ranks: it at train_ddp.py:9: ValueError: my own. See")),
         "an error of which another rank hears": (end(stderr="RuntimeError: Connection reset by peer", status=1), 1, NOT + (
             ".*Connection reset by peer: the rank that it waits for has ended. See \"Hangs")),
+        "a rank that does not train": (end(started={0, 1, 2}), 1, NOT + (
+            "rank 2 did not train: 3 processes were started, 2 trained. See \"Training goes through DDP")),
         "a process left behind": (end(outlived=[4711]), 1, NOT + "it leaves processes behind. See \"The end of a run"),
         "a file refused to the original": (
             add((0, 0, Remark(About.WRITE, "/tmp/a"))), 2, UNKNOWN + "train.py would write /tmp/a, outside this folder. Under"),
@@ -380,7 +442,8 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
                 "a count": ("[96/240]", "[48/240]"), "a loss that is none": ("loss 0.5", "loss nan")}.items()} | {
         "a line": (stdout("loss 0.5\nspike 3", "loss 0.5", "loss 0.5"), 0, (
             "printed: 1 of 2 lines the same not compared, because another run of train.py has other lines: spike 3")),
-        "an array": (new_file("a.npy", [1.], [9.], "as converted"), 0, "train.py writes it differently in each run: a.npy: a")},
+        "an array, the only one of its file": (new_file("a.npy", [1.], [9.], "as converted"), 0, (
+            "^(?!.*npy;)(?!.*file the same: a.npy).*train.py writes it differently in each run: a.npy: a"))},
     "images, pickles, files of other kinds": {
         "an image": (add((0, 0, Remark(About.IMAGE, "a.png"))), 0, "images were not compared: a.png"),
         "a pickle": (unread("a.pkl"), 0, r"not read: a.pkl \(neither text nor arrays\)")},

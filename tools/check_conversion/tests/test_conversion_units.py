@@ -2,6 +2,7 @@
 import json
 import math
 import pickle
+import weakref
 import zipfile
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import numpy
 import pytest
 import torch
 from check_conversion import new_files
+from check_conversion.observed import batchnorm
+from check_conversion.observed.contents import contents
 from check_conversion.outputs import Figures
 from check_conversion.protocol import Step
 from check_conversion.running import own_error
@@ -70,6 +73,36 @@ def test_arrays_are_read_as_their_packages_wrote_them():
     assert model.text == "epoch: 3" and model.arrays.keys() == state.keys()
     assert all(torch.equal(model.arrays[name].to(tensor.dtype), tensor) for name, tensor in state.items())
     assert one.arrays["the array"].tolist() == [[0, 1, 2], [3, 4, 5]] and some.arrays["a"].tolist() == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_a_file_of_torch_save_is_read_and_what_needs_code_is_named():
+    torch.save({"weight": torch.ones(2), "loss": 0.5, "best": "net"}, "first.pt")
+    Path("best.pt").write_bytes(Path("first.pt").read_bytes())
+    torch.save({"args": Trap()}, "trap.pt")
+    torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), "script.pt")
+    found = new_files.read(".", ())
+    assert found["best.pt"].kind == "saved" and found["best.pt"].saved == contents("", torch.load("first.pt"))
+    assert found["script.pt"].kind == found["trap.pt"].kind == "unread" and not Path("sprung").exists()
+
+
+def test_modules_and_numpy_s_numbers_in_what_is_saved_are_compared_and_other_objects_named():
+    net = torch.nn.Linear(1, 1, bias=False)
+    saved = contents("a.pt", {"nets": [net], "array": numpy.ones(3, "f4"), "loss": numpy.float32(0.5), "at": Path("x"),
+                              "none": None, "state": numpy.random.get_state()[1], "torch": torch.get_rng_state()})
+    assert [*saved.tensors] == ["nets.0.weight", "array"] and saved.tensors["array"][0] == [3]
+    assert saved.values == {"loss": 0.5} and saved.unknown == {"at": "PosixPath"}
+
+
+@pytest.mark.parametrize("gpus", [False, True])
+def test_batchnorm_that_is_converted_on_gpus_alone_is_synchronised_where_there_is_none(gpus, monkeypatch):
+    for name, become in {"wrap": lambda *_: None, "asked_for": lambda: "train.py:7", "synchronised_at": "",
+                         "synchronised": weakref.WeakSet()}.items():
+        monkeypatch.setattr(batchnorm, name, become)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
+    norm = torch.nn.BatchNorm1d(2)
+    batchnorm.note_wrapped(None, norm)
+    assert (norm in batchnorm.synchronised) == (batchnorm.synchronised_at == "train.py:7") == (not gpus)
 
 
 class Trap:

@@ -119,11 +119,12 @@ def asked_for():
 
 
 def note_wrapped(ddp, module, *given, **options):
-    """A script that converts where there are GPUs has plain BatchNorm here."""
+    """A script that converts where there are GPUs has plain BatchNorm where there is none. Where there
+    is one it has had its choice, and the line may be for something else."""
     global synchronised_at
     plain = [one for one in module.modules() if isinstance(one, _BatchNorm)
              and not isinstance(one, SyncBatchNorm)]
-    if plain and not converted and (place := asked_for()):
+    if plain and not converted and not torch.cuda.is_available() and (place := asked_for()):
         synchronised_at = place
         synchronised.update(plain)
     wrap(ddp, module, *given, **options)

@@ -44,7 +44,8 @@ def in_float64(module, given):
 
 
 def check_precision(loss):
-    """Once, before the first backward: rounding is measured in float64, so nothing may have less."""
+    """At each backward until the first step: nothing behind the loss may compute in less than float64, in which
+    rounding would be larger than what is measured."""
     waiting, seen = [loss.grad_fn], set()
     while waiting:
         node = waiting.pop()

@@ -37,5 +37,6 @@ def install(given):
     settings, last_rank = given, int(os.environ.get("RANK", 0))
     if "RANK" in os.environ:  # so that the lines of two ranks do not mix
         os.dup2(os.open(settings.file("stdout"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+        settings.file("rank").write_text(str(last_rank))  # also where it will note nothing
     stack = open(settings.file("stack"), "w")
     faulthandler.register(signal.SIGUSR2, stack, all_threads=False)

@@ -1,5 +1,14 @@
 """One order of the samples: each shuffle draws what DistributedSampler draws, by the number of
-passes before it that led to steps."""
+passes before it that led to steps.
+
+For example, two epochs of a script that looks at one batch first and evaluates after each epoch:
+    a first look         RandomSampler draws order 0; no step comes of it, so it does not count
+    epoch 0, training    draws order 0, as DistributedSampler does in its epoch 0; steps come of it
+    evaluation           a dataset of its own has a count of its own
+    epoch 1, training    one pass has led to steps: it draws order 1
+    set_epoch(7)         in the converted script counts as the next epoch, not as 7: order 1 too
+    set_epoch(7) again   was asked for before: order 1 once more, and the pass is noted as `again`
+"""
 import collections
 import contextlib
 import weakref

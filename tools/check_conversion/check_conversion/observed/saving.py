@@ -3,13 +3,11 @@ import functools
 import os
 
 import torch
-from torch.utils._pytree import tree_leaves_with_path
 
 from check_conversion.observed import guard, notes
-from check_conversion.observed.sketch import sketch
-from check_conversion.protocol import About, Remark, Saved
+from check_conversion.observed.contents import contents
+from check_conversion.protocol import About, Remark
 
-GENERATOR = torch.get_rng_state().shape  # of its state, which is no part of training
 save, load = torch.save, torch.load
 
 
@@ -21,29 +19,10 @@ def inside_copy(file):
     return os.path.relpath(os.path.realpath(path), notes.settings.copy)
 
 
-def is_generator_state(tensor):
-    return tensor.dtype == torch.uint8 and tensor.shape == GENERATOR
-
-
-def name_of(key):
-    """One step of the way to a part of what is saved."""
-    return str(next(getattr(key, kind) for kind in ("key", "idx", "name") if hasattr(key, kind)))
-
-
 def note_and_save(value, file, *given, **options):
     if isinstance(file, (str, os.PathLike)):
         guard.protect(file)  # torch opens it in C++
-    whole = value.state_dict() if isinstance(value, torch.nn.Module) else value
-    tensors, values, strings = {}, {}, {}
-    for path, part in tree_leaves_with_path(whole):
-        name = ".".join(map(name_of, path)) or "the tensor"
-        if isinstance(part, torch.Tensor) and not is_generator_state(part):
-            tensors[name] = list(part.shape), sketch([part])
-        elif isinstance(part, (bool, int, float)) and ".params." not in name:  # just a count
-            values[name] = part
-        elif isinstance(part, str):
-            strings[name] = part
-    notes.note(Saved(inside_copy(file), tensors, values, strings))
+    notes.note(contents(inside_copy(file), value))
     return save(value, file, *given, **options)
 
 
