@@ -40,7 +40,7 @@ def test_two_commands_are_compared_also_ranks_that_their_script_spawns(monkeypat
     Path("ranks.py").write_text("import os, sys\n" + changed(AFTER, ('("gloo")', '("gloo", rank=int(sys.argv[1]), world_size=2, '
                                                                      'init_method=f"file://{os.getcwd()}/met")')))
     files = {*os.listdir()}
-    monkeypatch.setattr("sys.argv", ["check-conversion", "python train.py", "python train_ddp.py"])
+    monkeypatch.setattr("sys.argv", ["check-conversion", "--patience=300", "python train.py", "python train_ddp.py"])
     status, said = command.main(), capsys.readouterr().out
     assert status == 0 and re.match(
         r"the same training: 12 steps with 2 processes; compared: training, 2 lines, 1 save\n"
