@@ -5,12 +5,13 @@ import pickle
 import weakref
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
 from check_conversion import new_files
-from check_conversion.observed import batchnorm
+from check_conversion.observed import batchnorm, comparable, sketch
 from check_conversion.observed.contents import contents
 from check_conversion.outputs import Figures
 from check_conversion.protocol import Step
@@ -123,3 +124,19 @@ def test_nothing_pickled_broken_or_too_large_is_read(monkeypatch, content):
     with zipfile.ZipFile("bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", b"0" * 100_000)
     assert {one.kind for one in new_files.read(".", ()).values()} == {"unread"} and not Path("sprung").exists()
+
+
+def test_an_accelerator_that_is_full_is_told(monkeypatch):
+    monkeypatch.setattr(sketch, "whole", lambda tensor: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
+    with pytest.raises(torch.OutOfMemoryError):
+        sketch.describe("images", torch.ones(2, 2), False)
+
+
+def test_functions_that_torch_does_not_have_are_not_made(monkeypatch):
+    F, missing, *others = torch.nn.functional, *comparable.DROPOUTS
+    for name in (*others, "scaled_dot_product_attention"):
+        monkeypatch.setattr(F, name, getattr(F, name))  # which is put back after the test
+    monkeypatch.delattr(F, missing)
+    monkeypatch.setattr(torch.nn.modules.module, "register_module_forward_pre_hook", id)
+    comparable.install(SimpleNamespace(float64=False))
+    assert not hasattr(F, missing) and all(getattr(F, name) is comparable.drop_nothing for name in others)
