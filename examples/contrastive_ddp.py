@@ -6,7 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused here, but if torch imports it later, Python can abort at exit
+import torch.distributed.nn  # unused, but without it Python can abort at exit
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP

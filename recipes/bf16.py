@@ -7,7 +7,7 @@ import time
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused here, but if torch imports it later, Python can abort at exit
+import torch.distributed.nn  # unused, but without it Python can abort at exit
 import torch.nn.functional as F
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.distributed.nn  # unused here, but if torch imports it later, Python can abort at exit
+import torch.distributed.nn  # unused, but without it Python can abort at exit
 import torch.nn.functional as F
 from torch.distributed.checkpoint import state_dict as state
 from torch.distributed.elastic.multiprocessing.errors import record
