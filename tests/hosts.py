@@ -41,7 +41,10 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 NodeName={a.name} NodeAddr={a.address} CPUs=8 Gres=gpu:2
 NodeName={b.name} NodeAddr={b.address} CPUs=8 Gres=gpu:2
-PartitionName=all Nodes=ALL Default=YES
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes=ALL Default=YES GraceTime=600
+PartitionName=urgent Nodes=ALL PriorityTier=2
 """
 MUNGED = "munged --foreground --force --key-file=munge.key --socket=munge.socket --pid-file=munge.pid --seed-file=munge.seed"
 

@@ -31,7 +31,7 @@ def one_device(tmp_path_factory):
     return figures(train("single_gpu.py", 3, *SMALL, cwd=tmp_path_factory.mktemp("one"), before=EXACT).stdout)
 
 
-def test_two_batch_jobs_at_once_both_train_a_recipe_too_and_a_requeued_one_goes_on_from_its_checkpoint(slurm, one_device):
+def test_two_batch_jobs_at_once_train_a_recipe_too_and_when_time_runs_out_or_they_are_preempted_they_go_on(slurm, one_device):
     """With the GPUs asked for; where a machine has more, it warns."""
     shutil.copytree(ROOT / "recipes", "recipes")
     line = 3, 1, "--device", "cpu", *SMALL
@@ -40,20 +40,24 @@ def test_two_batch_jobs_at_once_both_train_a_recipe_too_and_a_requeued_one_goes_
     outputs = [Path(f"multinode-{number}.out") for number in (job, recipe)]
     for output in outputs:
         slurm.wait_for("epoch 1/3", output)  # and no more, before there is a file `go`
-    while not Path("multinode.pt").exists():
+    while not (Path("multinode.pt").exists() and Path("fsdp.pt").exists()):
         time.sleep(0.1)
     slurm("scancel", "--batch", "--signal=USR1", job)  # as Slurm does, by --signal, before its time runs out
-    while "JobState=RUNNING" in slurm("scontrol", "show", "job", job):
-        time.sleep(0.1)
+    slurm.submit("--partition=urgent", "--nodes=2", "--cpus-per-task=6", "--wrap=true")  # of the 8 on each
+    for number in (job, recipe):
+        while "Restarts=0" in (state := slurm("scontrol", "show", "job", number)):
+            assert "JobState=FAILED" not in state
+            time.sleep(0.1)
     Path("go").touch()
-    for number, output, starts in zip((job, recipe), outputs, (2, 1)):
+    for number, output in zip((job, recipe), outputs):
         assert slurm.wait(number) == "COMPLETED", output.read_text()
-        assert output.read_text().count("processes: 2, ") == starts
+        assert output.read_text().count("processes: 2, ") == 2
         assert figures(output.read_text()) == one_device
         for host in slurm.hosts:
             assert f"{host.name}: 3 cores, 1 GPUs\n" in output.read_text()
             assert f"{host.name}: WARNING: it has 2 GPUs, but this job asked for 1: use --gpus-per-node=2" in output.read_text()
     assert "multinode.pt: 1 of 3 epochs are done" in outputs[0].read_text()
+    assert "fsdp.pt: 1 of 3 epochs are done" in outputs[1].read_text()
 
 
 def test_the_batch_file_binds_its_processes_to_the_cores_it_asks_for_or_else_leaves_them_alone(slurm):
@@ -78,6 +82,7 @@ def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at
                              ("50 10", "3 3 --device cpu --batch-size 48")):
         assert wanted in batch
         batch = batch.replace(wanted, there_is)
+    assert batch.endswith(re.search(r"(?m)^wait (?:.*\n)+?exit 1\n", Path("multinode.sbatch").read_text())[0])  # if preempted
     Path("preempt.sbatch").write_text(batch)
     shutil.copytree(ROOT / "recipes", "recipes")
     job = slurm.submit("preempt.sbatch", **first(TILL_A_SIGNAL))
