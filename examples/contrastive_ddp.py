@@ -70,8 +70,7 @@ rank, world_size = dist.get_rank(), dist.get_world_size()
 train_set, test_set = make_pairs(4800, seed=0), make_pairs(397, seed=1)
 sampler = DistributedSampler(train_set, drop_last=True)
 assert args.batch_size % world_size == 0, "--batch-size must be divisible by the number of processes"
-share = args.batch_size // world_size  # the size of this rank's part of a batch
-train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True)
+train_loader = DataLoader(train_set, args.batch_size // world_size, sampler=sampler, drop_last=True)
 
 torch.manual_seed(0)
 model = DDP(Matcher().to(device))  # the temperature is in it: its gradient is averaged too

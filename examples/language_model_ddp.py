@@ -35,7 +35,7 @@ def batchify(text):
 @torch.no_grad()
 def evaluate(data):
     model.eval()
-    scores, _ = model.module(data[:-1], model.module.init_hidden(share))
+    scores, _ = model.module(data[:-1], model.module.init_hidden(columns))
     loss = nn.functional.cross_entropy(scores.flatten(0, 1), data[1:].flatten())
     dist.all_reduce(loss)  # all ranks must make the same decisions
     return loss.item() / world_size
@@ -55,7 +55,7 @@ dist.init_process_group(dist.get_default_backend_for_device(device),
                         device_id=device if device.type != "cpu" else None)
 rank, world_size = dist.get_rank(), dist.get_world_size()
 assert args.batch_size % world_size == 0, "--batch-size must be divisible by the number of processes"
-share = args.batch_size // world_size  # the columns of text that this rank trains on
+columns = args.batch_size // world_size  # of text, that this rank trains on
 pick = random.Random(0).choice
 text = "".join(f"{pick(['Ada', 'Ben', 'Cleo'])} {pick(['sees', 'finds', 'buys'])} "
                f"{pick(range(1000, 10000))} {pick(['boats', 'red lamps', 'houses'])}. "
@@ -70,7 +70,7 @@ best, window = float("inf"), 25
 for epoch in range(args.epochs):
     model.train()
     torch.manual_seed(epoch * world_size + rank)  # dropout: masks differ by rank and epoch
-    total, hidden = 0, model.module.init_hidden(share)
+    total, hidden = 0, model.module.init_hidden(columns)
     for start in range(0, len(train_data) - 1, window):
         part = train_data[start:start + window + 1]
         scores, hidden = model(part[:-1], hidden.detach())

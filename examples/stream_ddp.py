@@ -55,8 +55,7 @@ def main(args):
                             device_id=device if device.type != "cpu" else None)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     assert args.batch_size % world_size == 0, "--batch-size must be divisible by the number of processes"
-    share = args.batch_size // world_size
-    loader = DataLoader(Numbers(args.samples, rank, world_size), share,
+    loader = DataLoader(Numbers(args.samples, rank, world_size), args.batch_size // world_size,
                         collate_fn=collate, num_workers=args.workers)
     torch.manual_seed(0)
     model = DDP(Tagger().to(device))

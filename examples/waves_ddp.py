@@ -41,8 +41,7 @@ train_set, test_set = make_waves(2048, seed=0), make_waves(509, seed=1)
 test_set = Subset(test_set, range(rank, len(test_set), world_size))
 sampler = DistributedSampler(train_set, drop_last=True)
 assert args.batch_size % world_size == 0, "--batch-size must be divisible by the number of processes"
-share = args.batch_size // world_size  # the size of this rank's part of a batch
-train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True)
+train_loader = DataLoader(train_set, args.batch_size // world_size, sampler=sampler, drop_last=True)
 test_loader = DataLoader(test_set, args.batch_size)
 
 torch.manual_seed(0)
