@@ -69,7 +69,7 @@ dist.init_process_group(dist.get_default_backend_for_device(device),
 rank, world_size = dist.get_rank(), dist.get_world_size()
 train_set, test_set = make_pairs(4800, seed=0), make_pairs(397, seed=1)
 sampler = DistributedSampler(train_set, drop_last=True)
-assert args.batch_size % world_size == 0, "--batch-size must be divisible by the number of processes"
+assert args.batch_size % world_size == 0, "--batch-size must be divisible by the world size"
 train_loader = DataLoader(train_set, args.batch_size // world_size, sampler=sampler, drop_last=True)
 
 torch.manual_seed(0)

@@ -54,7 +54,7 @@ def main(args):
     dist.init_process_group(dist.get_default_backend_for_device(device),
                             device_id=device if device.type != "cpu" else None)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    assert args.batch_size % world_size == 0, "--batch-size must be divisible by the number of processes"
+    assert args.batch_size % world_size == 0, "--batch-size must be divisible by the world size"
     loader = DataLoader(Numbers(args.samples, rank, world_size), args.batch_size // world_size,
                         collate_fn=collate, num_workers=args.workers)
     torch.manual_seed(0)

@@ -40,7 +40,7 @@ rank, world_size = dist.get_rank(), dist.get_world_size()
 train_set, test_set = make_waves(2048, seed=0), make_waves(509, seed=1)
 test_set = Subset(test_set, range(rank, len(test_set), world_size))
 sampler = DistributedSampler(train_set, drop_last=True)
-assert args.batch_size % world_size == 0, "--batch-size must be divisible by the number of processes"
+assert args.batch_size % world_size == 0, "--batch-size must be divisible by the world size"
 train_loader = DataLoader(train_set, args.batch_size // world_size, sampler=sampler, drop_last=True)
 test_loader = DataLoader(test_set, args.batch_size)
 
