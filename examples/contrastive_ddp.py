@@ -81,7 +81,7 @@ for epoch in range(args.epochs):
     for waves, words in train_loader:
         heard, told, scale = model(waves.to(device), words.to(device))
         heard, told = Gather.apply(heard), Gather.apply(told)  # separately, so pairs stay aligned
-        loss = loss_function(heard, told, scale)  # the whole batch's, on every rank
+        loss = loss_function(heard, told, scale)  # of the whole batch, on every rank
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -55,7 +55,7 @@ dist.init_process_group(dist.get_default_backend_for_device(device),
                         device_id=device if device.type != "cpu" else None)
 rank, world_size = dist.get_rank(), dist.get_world_size()
 assert args.batch_size % world_size == 0, "--batch-size must be divisible by the world size"
-columns = args.batch_size // world_size  # of text, that this rank trains on
+columns = args.batch_size // world_size  # columns of text that this rank trains on
 pick = random.Random(0).choice
 text = "".join(f"{pick(['Ada', 'Ben', 'Cleo'])} {pick(['sees', 'finds', 'buys'])} "
                f"{pick(range(1000, 10000))} {pick(['boats', 'red lamps', 'houses'])}. "

@@ -1,7 +1,6 @@
 """recipes/accumulate.py: gradients are sent once a step."""
 from pathlib import Path
 
-from chapters import block, in_ranks
 from launch import IN_FLOAT64, after, check_equal, figures, little_data, train
 
 
@@ -18,19 +17,3 @@ def test_accumulation_is_the_same_training_and_sends_gradients_once_a_step():
         for log in (Path(f"log.{rank}") for rank in range(processes)):
             assert log.read_text().splitlines() == ([*["True False"] * (parts - 1), "True True"]) * 3
             log.unlink()
-
-
-def test_the_block_for_padding_gives_the_gradients_of_the_whole_batch():
-    in_ranks(f"""
-texts, answers, lengths = torch.randint(9, (48, 5)), torch.randint(9, (48, 5)), torch.randint(1, 6, (48,))
-answers[torch.arange(5) >= lengths[:, None]] = -100
-answers[:12] = -100  # of each rank's first micro-batch: nothing but padding
-alone = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
-model = DDP(copy.deepcopy(alone))
-optimizer = torch.optim.SGD(model.parameters())
-F.cross_entropy(alone(texts).flatten(0, 1), answers.flatten()).backward()
-batches = zip(*(tensor[rank::world_size].split(4) for tensor in (texts, answers)))
-{block("parts = list(")}
-assert len(parts) == 4
-check(model, alone)
-""")
