@@ -25,7 +25,7 @@ def train_epoch(model, loader, optimizer, device):
 @torch.no_grad()
 def evaluate(model, loader, device):
     model.eval()
-    total = torch.zeros(2, dtype=torch.float64, device=device)  # right answers, samples
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # correct predictions, samples
     for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         total[0] += (model(images).argmax(dim=1) == labels).sum()
@@ -52,7 +52,7 @@ def main(args):
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
     del checkpoint  # otherwise each process keeps a second copy of model and optimizer
-    # Slow: one GIL drives all GPUs; each step copies the model out and the outputs back.
+    # Slow: one GIL drives all GPUs; each step copies the model to them and the outputs back.
     parallel = model if device.type == "cpu" else torch.nn.DataParallel(model)
 
     for epoch in range(epochs_done, args.total_epochs):

@@ -24,7 +24,7 @@ from torch.utils.data import Subset, TensorDataset
 def stop(message, status):
     """Print one line and exit: status 2 for wrong usage, 1 otherwise."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(5)  # all ranks fail alike: the launcher ends the others before they print this
+        time.sleep(5)  # all ranks fail: the launcher ends the others before they print it too
     print(f"{os.path.basename(sys.argv[0])}: {' '.join(message.split())[:500]}", file=sys.stderr)
     sys.exit(status)
 
@@ -43,7 +43,7 @@ def build_model(name):
 
 
 def synthetic_data():
-    """Ten patterns under noise, drawn as whole numbers: the same bits on any machine."""
+    """Ten noisy patterns, drawn as integers so that every machine gets the same bits."""
     train, held_out = 3840, 509  # 509 is prime, so ranks never get equal shares
     generator = torch.Generator().manual_seed(0)
     draw = functools.partial(torch.randint, generator=generator, dtype=torch.int16)
@@ -71,7 +71,7 @@ def load_data(name, data_dir):
 
 
 def end_with_parent(worker):
-    """End a loader worker with its parent; otherwise it outlives it (forever on Python 3.14)."""
+    """End a loader worker with its parent, or the worker runs on (forever on Python 3.14)."""
     def wait_for_parent():
         multiprocessing.parent_process().join()
         os._exit(1)
@@ -134,7 +134,7 @@ def parse_args(doc, spawn=False):
     if spawn:
         add("-n", "--nodes", type=count, default=1, help="machines")
         add("-g", "--gpus", type=count, default=argparse.SUPPRESS,
-            help="processes per machine, equal on all; default: all GPUs, else 2 CPU processes")
+            help="processes per machine, the same on all; default: one per GPU, else 2 on the CPU")
         add("-nr", "--node-rank", type=whole, default=0, help="this machine's number, from 0")
     args = parser.parse_args()
     if "backend" not in args:
@@ -152,13 +152,13 @@ def parse_args(doc, spawn=False):
 def plan_spawn(args, gpus):
     """Fill in multigpu_spawn.py's processes, their threads, and the address at which they meet."""
     if args.node_rank >= args.nodes:
-        stop(f"argument -nr/--node-rank: {args.node_rank} is not below -n {args.nodes}", 2)
+        stop(f"argument -nr/--node-rank: {args.node_rank} must be less than -n {args.nodes}", 2)
     args.master_addr, args.master_port = "127.0.0.1", 0  # 0: any free port
     if args.nodes > 1:
         args.master_addr, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
         if not args.master_addr or not port.isdecimal():
-            stop("argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT in their "
-                 "environment: the first one's address, and a free port on it", 2)
+            stop("argument -n/--nodes: on each of several machines, set MASTER_ADDR and "
+                 "MASTER_PORT to the first machine's address and a free port on it", 2)
         args.master_port = int(port)
     if "gpus" not in args:
         args.gpus = gpus or 2
@@ -169,7 +169,7 @@ def plan_spawn(args, gpus):
 def check_gpus(args, gpus, processes, option):
     if args.backend != "gloo" and processes > gpus:
         stop(f"argument {option}: {args.backend} needs a GPU for each process, but with --device "
-             f"{args.device} there are {gpus} for {processes}: use --backend gloo or fewer "
+             f"{args.device} there are {gpus} GPUs for {processes}: use --backend gloo or fewer "
              "processes", 2)
 
 
@@ -178,7 +178,7 @@ def check_torchrun(doc):
         command, _, _ = doc.splitlines()[1].partition("  #")
         stop(f"start it with its launcher: {command}", 2)
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-    # Processes that share the agent's store find the addresses of dead ones in it.
+    # In the agent's shared store, restarted processes find the addresses of dead ones.
     shared_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if restarts and shared_store and os.environ["LOCAL_RANK"] == "0":
         print("--max-restarts is unlikely to work: it needs --standalone or --rdzv-backend=c10d, "
@@ -199,9 +199,9 @@ def slurm_host():
 
 
 def check_run(args, world_size=None, rank=0, kinds=(None,)):
-    """Stop what cannot work before processes wait for each other; otherwise print the start line.
+    """Stop a run that cannot work before processes wait for each other; else print the start line.
 
-    kinds: what checkpoint["kind"] may be; most save no kind and resume only files without one.
+    kinds: what checkpoint["kind"] may be; most scripts save none and resume only files without one.
     """
     processes = world_size or 1  # None: without a process group
     train_set, _ = load_data(args.dataset, args.data_dir)  # here one process per machine fetches it
@@ -240,7 +240,7 @@ def check_checkpoint(args, kinds):
 
 
 def examine_checkpoint(args, kinds):
-    """The epochs done and the learning rates; stops where this script cannot resume the file."""
+    """Return epochs done and learning rates; stop if this script cannot resume from the file."""
     refusal = f"{args.checkpoint} cannot be resumed and is left as it was:"
     try:
         check_zip(args.checkpoint)
@@ -254,7 +254,7 @@ def examine_checkpoint(args, kinds):
     except pickle.UnpicklingError:  # its text says how to load the file even so
         stop(f"{refusal} it holds more than tensors and plain values", 1)
     except Exception as error:
-        stop(f"{refusal} it is cut off, damaged, of another model or no checkpoint ({error!r})", 1)
+        stop(f"{refusal} truncated, damaged, of another model or not a checkpoint ({error!r})", 1)
     kind = checkpoint.get("kind")
     if kind not in kinds:
         stop(f"{refusal} only {kind or 'another script'} can resume it", 1)

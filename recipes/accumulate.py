@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import utils
 
-PART = 30  # samples at once in each process: as many as fit into its memory
+PART = 30  # samples per backward in each process: as many as fit into memory
 
 
 def ddp_setup(local_rank, args):
@@ -51,7 +51,7 @@ def train_epoch(model, loader, optimizer, device):
 @torch.no_grad()
 def evaluate(model, loader, device):
     model.eval()
-    total = torch.zeros(2, dtype=torch.float64, device=device)  # right answers, samples
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # correct predictions, samples
     for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         total[0] += (model(images).argmax(dim=1) == labels).sum()

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import utils
 
-BLOCKS = "EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"  # name what your model repeats
+BLOCKS = "EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"  # your model's repeated blocks
 
 
 def ddp_setup(local_rank, args):
@@ -51,7 +51,7 @@ def train_epoch(model, loader, optimizer, device):
 @torch.no_grad()
 def evaluate(model, loader, device):
     model.eval()
-    total = torch.zeros(2, dtype=torch.float64, device=device)  # right answers, samples
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # correct predictions, samples
     for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         total[0] += (model(images).argmax(dim=1) == labels).sum()
@@ -82,7 +82,7 @@ def main(local_rank, args):
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     shapes = model.state_dict()
     if left := {name for name, _ in model.named_buffers()} - {*shapes}:
-        utils.stop(f"buffers missing from checkpoints; recompute them after to_empty(): {left}", 1)
+        utils.stop(f"checkpoints lack these buffers; recompute them after to_empty(): {left}", 1)
     epochs_done = 0
     checkpoint = utils.read_checkpoint(args) if rank == 0 else None
     if checkpoint:

@@ -52,7 +52,7 @@ def train_epoch(model, loader, optimizer, device, schedule, ema):
 @torch.no_grad()
 def evaluate(model, loader, device):
     model.eval()
-    total = torch.zeros(2, dtype=torch.float64, device=device)  # right answers, samples
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # correct predictions, samples
     for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         total[0] += (model(images).argmax(dim=1) == labels).sum()
@@ -104,7 +104,7 @@ def main(local_rank, args):
     for epoch in range(epochs_done, args.total_epochs):
         if epoch > best_epoch + PATIENCE:
             if rank == 0:
-                print(f"stopped: no better accuracy since epoch {best_epoch + 1}", flush=True)
+                print(f"stopped: no improvement since epoch {best_epoch + 1}", flush=True)
             break  # on all ranks: they compare the reduced accuracy
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # a new order each epoch, also after a restart

@@ -1,7 +1,7 @@
 """Training on one machine, one process per GPU, started by torchrun, which can restart them:
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 --max-restarts=3\
  --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1\
- --standalone -m recipes.preempt 50 10  # saves at SIGTERM or SIGUSR1, resumes at that same step
+ --standalone -m recipes.preempt 50 10  # saves on SIGTERM or SIGUSR1, resumes at the same step
 Reasons: docs/recipes.md#multigpu_torchrunpy--recipespreemptpy"""
 import os
 import signal
@@ -52,7 +52,7 @@ def train_epoch(model, loader, optimizer, device, total, stop, control):
 @torch.no_grad()
 def evaluate(model, loader, device):
     model.eval()
-    total = torch.zeros(2, dtype=torch.float64, device=device)  # right answers, samples
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # correct predictions, samples
     for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         total[0] += (model(images).argmax(dim=1) == labels).sum()
@@ -87,7 +87,7 @@ def main(local_rank, args):
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
-    begun = (checkpoint or {}).get("total", [0, 0])  # loss, samples of an epoch begun before
+    begun = (checkpoint or {}).get("total", [0, 0])  # loss, samples of an interrupted epoch
     del checkpoint  # otherwise each process keeps a second copy of model and optimizer
     model = DDP(model, gradient_as_bucket_view=True)  # one copy of the gradients, not two
     stop, control = torch.zeros(1), dist.new_group(backend="gloo")  # CPU: no wait for the device

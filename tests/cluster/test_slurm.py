@@ -107,7 +107,7 @@ def test_srun_starts_the_script_itself_and_ends_all_its_tasks_and_launchers_coun
     assert failed.returncode != 0 and failed.stderr.count("multinode.pt cannot be resumed and is left as it was") == 1
     Path("multinode.pt").unlink()
     crowded = slurm.run("srun", "--nodes=1", "--ntasks=3", "--gpus-per-node=2", *step[2:], *script[:2], **first(TWO_GPUS))
-    assert "nccl needs a GPU for each process, but with --device cuda there are 2 for 3" in crowded.stderr
+    assert "nccl needs a GPU for each process, but with --device cuda there are 2 GPUs for 3" in crowded.stderr
     for launched in ("torchrun --standalone --nproc_per_node=2 multinode.py", "python multigpu_spawn.py"):
         printed = slurm("srun", "--ntasks=1", *launched.split(), 1, "--device", "cpu")
         assert "processes: 2, " in printed

@@ -34,8 +34,8 @@ def test_the_loop_keeps_its_best_model_and_stops_in_all_ranks_where_nothing_gets
     stopped, again = (train("recipes/loop.py", *options, before=LITTLE_DATA).stdout for _ in range(2))
     best = max(figures(stopped), key=lambda epoch: (figures(stopped)[epoch][1], -epoch))
     assert f"saved loop.pt.best after epoch {best}\n" in stopped and len(figures(stopped)) == best + 10
-    assert stopped.endswith(f"saved loop.pt after epoch {best + 10}\nstopped: no better accuracy since epoch {best}\n")
-    assert again.endswith(f"stopped: no better accuracy since epoch {best}\n")
+    assert stopped.endswith(f"saved loop.pt after epoch {best + 10}\nstopped: no improvement since epoch {best}\n")
+    assert again.endswith(f"stopped: no improvement since epoch {best}\n")
     train("multigpu_torchrun.py", 1, *SMALL, before=LITTLE_DATA)
     for script, other, only in (("single_gpu.py", "loop.pt", "recipes.loop"),
                                 ("recipes/loop.py", "multigpu_torchrun.pt", "another script")):

@@ -28,8 +28,8 @@ BAD = {  # script and arguments; what the line says
     "multigpu_spawn.py --backend mpi": "argument --backend: invalid choice: 'mpi' (choose from",
     "multigpu_spawn.py --backend nccl --device cpu": "nccl",
     "multigpu_spawn.py -g 0": "argument -g/--gpus",
-    "multigpu_spawn.py -n 2": "argument -n/--nodes: several machines need MASTER_ADDR and MASTER_PORT",
-    "multigpu_spawn.py -nr 1": "argument -nr/--node-rank: 1 is not below -n 1",
+    "multigpu_spawn.py -n 2": "argument -n/--nodes: on each of several machines, set MASTER_ADDR and MASTER_PORT",
+    "multigpu_spawn.py -nr 1": "argument -nr/--node-rank: 1 must be less than -n 1",
     "multinode.py": "start it with its launcher: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 "
                     "--max-restarts=3 --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 multinode.py 50 10\n",
     "recipes/bf16.py": "start it with its launcher: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 "
@@ -64,7 +64,7 @@ def test_more_processes_than_gpus_are_refused_unless_they_may_share_them():
 torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
 torch.accelerator.device_count = lambda: 2"""}
     spawn = train("multigpu_spawn.py", device=False, status=2, **here)
-    assert "argument -g/--gpus: nccl needs a GPU for each process, but with --device cuda there are 2 for 3" in spawn.stderr
+    assert "argument -g/--gpus: nccl needs a GPU for each process, but with --device cuda there are 2 GPUs for 3" in spawn.stderr
     assert "argument --backend: nccl needs a GPU" in train("multinode.py", device=False, status=2, **here).stderr
     assert "processes: 3, device: cpu, backend: gloo" in train("multigpu_spawn.py", 1, **here).stdout
 

@@ -1,7 +1,7 @@
-"""Finds why a cluster does not train (needs Linux and IPv4). Start it on each machine, with torchrun's options:
+"""Finds out why training fails on a cluster (needs Linux and IPv4). Start it on each machine, with torchrun's options:
 python tools/check_cluster --nnodes=2 --nproc_per_node=4 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400
 or by Slurm: srun --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 python tools/check_cluster
-The machine of the rendezvous leads: it asks all processes, and prints what it finds.
+The machine that hosts the rendezvous leads: it queries all processes and prints what it finds.
 """
 import argparse
 import functools
@@ -54,8 +54,8 @@ def parse_args():
         return args
     args.host, args.port = rendezvous.parse_rendezvous_endpoint(config.rdzv_endpoint, 29400)
     if args.machines > 1 and (args.host == "localhost" or args.host.startswith("127.")):
-        utils.stop(f"--nnodes={args.machines} needs --rdzv-backend=c10d --rdzv-endpoint=HOST:29400: by {args.host} each "
-                   "machine meets only itself", 1)
+        utils.stop(f"--nnodes={args.machines} needs --rdzv-backend=c10d --rdzv-endpoint=HOST:29400: through {args.host}, each "
+                   "machine finds only itself", 1)
     for name in (args.host, HERE):  # torchrun looks up both
         try:
             socket.gethostbyname(name)

@@ -38,9 +38,9 @@ def follow(args, local_rank, told):
         try:
             send(leader, {"answer": work.result(args.wait)})
         except Exception as error:
-            send(leader, {"error": " ".join(str(error).split())[:300] or f"no end within {args.wait} s"})
+            send(leader, {"error": " ".join(str(error).split())[:300] or f"not finished within {args.wait} s"})
     if speaks:
-        print(f"{HERE}: nothing is heard any more of {args.host}:{args.port}, the machine of the rendezvous: is its process "
+        print(f"{HERE}: lost contact with {args.host}:{args.port}, the rendezvous machine: has its process been "
               "stopped, killed or cut off?", file=sys.stderr, flush=True)
     told.set()
     os._exit(1)
@@ -54,8 +54,8 @@ def meet(args, speaks):
             return socket.create_connection((args.host, args.port), 3)
         except OSError as error:
             if time.monotonic() > end:
-                sys.exit(speaks and f"{HERE}: waited {args.wait} s for the machine of the rendezvous, {args.host}:{args.port}: "
-                         f"{error}. Has it been started, is this its `hostname`, does a firewall drop packets from here?")
+                sys.exit(speaks and f"{HERE}: waited {args.wait} s for the rendezvous machine, {args.host}:{args.port}: "
+                         f"{error}. Is check_cluster running there, is this its `hostname`, does a firewall drop packets?")
         time.sleep(0.2)
 
 
@@ -90,13 +90,13 @@ def reach(places):
     """The time on this machine's clock, and what stands in the way to each machine, if anything."""
     def obstacle(place):
         address, port, card = place
-        cure = "" if card == address else f"; to try there: GLOO_SOCKET_IFNAME, the card of {card}"
+        cure = "" if card == address else f"; on that machine, try GLOO_SOCKET_IFNAME with the interface of {card}"
         if address.startswith("127."):
-            return f"that leads back to whoever asks; look at /etc/hosts there{cure}"
+            return f"that address is loopback; check /etc/hosts there{cure}"
         try:
             socket.create_connection((address, port), 3).close()
         except OSError as error:
-            return f"{error}: a firewall drops it, or that card is in another network{cure}"
+            return f"{error}: a firewall drops packets, or that interface is in another network{cure}"
     return {"clock": time.time(), "obstacles": list(ThreadPoolExecutor(64).map(obstacle, places))}
 
 

@@ -100,7 +100,7 @@ def ask(args, processes, what, order):
         else:
             answers[process["rank"]] = reply["answer"]
     if silent:  # first, because the others may have failed for this
-        faults.insert(0, f"no answer in {what} from {names(silent)}: stopped, killed or cut off?")
+        faults.insert(0, f"no answer from {names(silent)} during {what}: stopped, killed or cut off?")
     if faults:
         end_part(faults, "")
     return answers, faults
@@ -115,13 +115,13 @@ def who_is_here(args, processes, first):
     faults = []
     if len(processes) < args.processes:
         faults.append(f"{args.machines - len(first)} of {args.machines} machines, {args.processes - len(processes)} of "
-                      f"{args.processes} processes, did not come within {args.wait} s; here: "
-                      f"{', '.join(each['machine'] for each in first)}. Is the same line started there, and does a firewall "
-                      f"let it come to {args.host}:{args.port}?")
+                      f"{args.processes} processes, did not connect within {args.wait} s; connected: "
+                      f"{', '.join(each['machine'] for each in first)}. Was the same command started there, and does a firewall "
+                      f"let it reach {args.host}:{args.port}?")
     for each in first:
         if each["address"] is None:
-            faults.append(f"{each['machine']} knows no IPv4 address of its own name, which gloo looks up: add it to /etc/hosts "
-                          f"there, or try GLOO_SOCKET_IFNAME, the card of {each['card']}")
+            faults.append(f"{each['machine']} cannot resolve its own name to an IPv4 address, as gloo must: add it to /etc/hosts "
+                          f"there, or try GLOO_SOCKET_IFNAME with the interface of {each['card']}")
     return end_part(faults, f"{len(processes)} processes, {len(first)} machines")
 
 
@@ -138,7 +138,7 @@ def what_differs(processes, first, answers):
         ahead = answers[each["rank"]]["clock"] - answers[0]["clock"]
         if abs(ahead) > 5:  # torchrun's heartbeats bear 15
             faults.append(f"the clock of {each['machine']} is {ahead:+.1f} s from that of {first[0]['machine']}")
-    return end_part(faults, "nothing that has to be the same")
+    return end_part(faults, "no difference that matters")
 
 
 def who_reaches_whom(first, answers):
@@ -180,14 +180,14 @@ def how_fast(args, processes, first, port):
             figures.append(f"{name}: latency {max(latencies) * 1e3:.2f} ms, bus bandwidth {speed:.3g} Gbit/s")
             wrong = [process for process, good in zip(group, right) if not good]
             if wrong:
-                faults.append(f"the sum of an all-reduce {name} is wrong in {names(wrong)}")
+                faults.append(f"the all-reduce {name} gives a wrong sum in {names(wrong)}")
             stated = min(process["speed"] or 1 for process in group)
             if " - " in name and speed < stated / 4:
                 remarks.append(f"remark: {name}: {speed:.3g} of {stated:g} Gbit/s, which the network cards state "
                                "(1 is assumed if they state nothing)")
         if faults or not remarks:
             break
-    ways = {f"NCCL's way between machines: {way}" for answer in answers.values() for way in answer["ways"]}
+    ways = {f"NCCL's network between machines: {way}" for answer in answers.values() for way in answer["ways"]}
     for line in [*figures, *remarks, *sorted(ways)]:
         print(f"   {line}")
     return end_part(faults, "every sum is right")

@@ -61,7 +61,7 @@ def test_what_cannot_be_started_is_refused_at_once_in_one_line(hosts):
         job = hosts[0].start(sys.executable, CHECK, "--nnodes=2", "--wait=300", *options, **environment)
         assert job.wait() == 1 and re.fullmatch(f"check_cluster: .*{says}.*\n", job.stderr) and job.stdout == "", job.stderr
 
-    refused("--nnodes=2 needs --rdzv-backend=c10d --rdzv-endpoint=HOST:29400: .* meets only itself")
+    refused("--nnodes=2 needs --rdzv-backend=c10d --rdzv-endpoint=HOST:29400: .* finds only itself")
     refused("knows no IPv4 address of no.such: ", "--rdzv-backend=c10d", "--rdzv-endpoint=no.such:29400")
     refused("start it by python instead of torchrun", TORCHELASTIC_RUN_ID="7")  # each process would check itself alone
     hosts[0].start(sys.executable, "-u", "-m", "http.server", "29400").wait_for("Serving")
@@ -81,7 +81,7 @@ def test_what_differs_on_a_machine_is_named_with_the_processes_that_have_it_and_
     end(jobs, 1, f"OMP_NUM_THREADS differs: 1 in rank 0 on {a.name} . 2 in rank 1 on {b.name}",
         rf"multinode.py differs: \w+ in rank 0 on {a.name} . \w+ in rank 1 on {b.name}",
         rf"the clock of {b.name} is \+\d+\.\d s from that of {a.name}",
-        f"the sum of an all-reduce {a.name} - {b.name} is wrong in rank 1 on {b.name}")
+        f"the all-reduce {a.name} - {b.name} gives a wrong sum in rank 1 on {b.name}")
     assert "utils.py differs" not in jobs[0].stdout
 
 
@@ -92,7 +92,7 @@ def test_a_firewall_in_one_direction_and_an_address_that_leads_back_are_named_wi
           "add rule ip fw in iifname eth0 tcp flags & (syn|ack) == syn drop")  # whoever comes hears nothing
     as_debian_has_it(a)
     end(start(hosts), 1, f"{a.name} cannot reach {b.name} at {b.address}: timed out: a firewall",
-        f"{b.name} cannot reach {a.name} at 127.0.1.1: that leads back .*GLOO_SOCKET_IFNAME, the card of {a.address}$")
+        f"{b.name} cannot reach {a.name} at 127.0.1.1: that address is loopback.*GLOO_SOCKET_IFNAME with .* of {a.address}$")
 
 
 @pytest.mark.parametrize("which", ["one that stops", "the one that leads"])
@@ -102,22 +102,22 @@ def test_a_process_that_is_lost_in_the_middle_is_named_and_nobody_waits_for_it(w
     if which == "one that stops":
         starter = jobs[1].process.pid
         os.kill(int(Path(f"/proc/{starter}/task/{starter}/children").read_text().split()[1]), signal.SIGSTOP)
-        end(jobs, 1, f"NOT GOOD: no answer in .* from rank 3 on {hosts[1].name}: stopped")  # its starter is rid of it too
+        end(jobs, 1, f"NOT GOOD: no answer from rank 3 on {hosts[1].name} during .*: stopped")  # its starter is rid of it too
     else:
         jobs[0].kill()
         assert jobs[1].wait() == 1
-        assert jobs[1].stderr.count(f"{hosts[1].name}: nothing is heard any more of {hosts[0].name}:29400, the machine") == 1
+        assert jobs[1].stderr.count(f"{hosts[1].name}: lost contact with {hosts[0].name}:29400, the rendezvous machine") == 1
         alone, = start([hosts[1]], "--wait=1", "--rdzv-endpoint", f"{hosts[0].name}:29400", PET_NPROC_PER_NODE="2")
         assert alone.wait() == 1
-        assert alone.stderr.count(f"{hosts[1].name}: waited 1 s for the machine of the rendezvous, {hosts[0].name}:29400: ") == 1
+        assert alone.stderr.count(f"{hosts[1].name}: waited 1 s for the rendezvous machine, {hosts[0].name}:29400: ") == 1
 
 
 def test_srun_starts_it_too_and_a_task_that_does_not_come_or_a_machine_that_does_not_know_its_name_is_named(slurm):
     check = ["python", CHECK, "--device=cpu"]
     assert slurm("srun", "--nodes=2", "--ntasks-per-node=2", *check).splitlines()[-1] == "5. Fine."
     for other, wait, says in (
-            ("exit", 10, f"1 of 2 processes, did not come within 10 s; here: {slurm.hosts[0].name}. "),
-            ("hostname no.such", 60, "NOT GOOD: no.such knows no IPv4 address of its own name, which gloo looks up")):
+            ("exit", 10, f"1 of 2 processes, did not connect within 10 s; connected: {slurm.hosts[0].name}. "),
+            ("hostname no.such", 60, "NOT GOOD: no.such cannot resolve its own name to an IPv4 address, as gloo must")):
         command = *UNSHARED, f'[ $SLURM_NODEID = 0 ] || {other}; exec "$@"', "-", *check, f"--wait={wait}"
         job = slurm.run("srun", "--nodes=2", *command, **first(FORKED))
         assert job.returncode != 0 and says in job.stdout, job.stdout + job.stderr
