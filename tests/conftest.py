@@ -1,5 +1,4 @@
 import os
-import tempfile
 
 import pytest
 
@@ -14,6 +13,3 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     os.environ["TEST_DEVICE"] = config.getoption("--device")
-    # What was compiled for one instruction set fails with another, and torch 2.15 keeps both under one name.
-    place = f"torchinductor_tests_{os.getuid()}_{os.environ.get('ATEN_CPU_CAPABILITY', 'default')}"
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), place)

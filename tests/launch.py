@@ -39,6 +39,10 @@ TWO_RATES = """torch.optim.SGD([{"params": model[:-1].parameters(), "lr": args.l
 
 # Lines that a process runs before the script
 IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where the order of a sum hardly matters
+TWO_GPUS = """import torch
+torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
+torch.accelerator.device_count = lambda: 2
+"""
 EXACT_ON_GPUS = "import torch; torch.backends.cudnn.allow_tf32 = False; torch.use_deterministic_algorithms(True)\n"
 
 
@@ -75,42 +79,44 @@ def folder(tmp_path, monkeypatch):
     while started:
         job = started.pop()
         job.kill()
-        print(job.stdout, *job.read(), job.stderr)  # which pytest shows where a test has failed
+        print(job.stdout, job.stderr)  # which pytest shows where a test has failed
+
+
+def without_gloo(text):
+    return re.sub(r"(?m)^\[Gloo].*\n", "", text)  # torch 2.10 announces each rank so
 
 
 class Job:
     """A started command, with all processes that come of it: a mark in their environment shows them."""
 
     def __init__(self, command, cwd=".", **env):
-        self.mark, self.stdout, self.errors = str(uuid.uuid4()), "", tempfile.TemporaryFile()
+        self.mark, self.output, self.errors = str(uuid.uuid4()), tempfile.TemporaryFile(), tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [str(word) for word in command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.errors,
-            text=True, start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **first(), "TEST_JOB": self.mark, **env})
+            [str(word) for word in command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.errors,
+            start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", **first(), "TEST_JOB": self.mark, **env})
         started.append(self)
 
-    def read(self):
-        for line in self.process.stdout:
-            if line.strip() and not line.startswith("[Gloo]"):  # torch 2.10 announces each rank so
-                self.stdout += line
-                yield line
-
-    def wait_for(self, text):
-        """Read what the job prints until a line contains text."""
-        assert any(text in line for line in self.read()), f"did not print {text!r}:\n{self.stdout}{self.stderr}"
-
-    def wait(self):
-        """The job's status, once all its processes have ended. What is still to be read must fit into a pipe, 64 KiB."""
-        status, end = self.process.wait(), time.monotonic() + 60
-        while pids := self.processes():
-            assert time.monotonic() < end, f"left behind: {pids}\n{self.stdout}{self.stderr}"
-            time.sleep(0.05)
-        list(self.read())
-        return status
+    @property
+    def stdout(self):
+        return without_gloo(os.pread(self.output.fileno(), 2**24, 0).decode())
 
     @property
     def stderr(self):
         return os.pread(self.errors.fileno(), 2**24, 0).decode()
+
+    def wait_for(self, text):
+        """Until the job has printed this."""
+        while text not in self.stdout:
+            assert self.process.poll() is None, f"did not print {text!r}:\n{self.stdout}{self.stderr}"
+            time.sleep(0.05)
+
+    def wait(self):
+        """The job's status, once all its processes have ended."""
+        status, end = self.process.wait(), time.monotonic() + 60
+        while pids := self.processes():
+            assert time.monotonic() < end, f"left behind: {pids}\n{self.stdout}{self.stderr}"
+            time.sleep(0.05)
+        return status
 
     def processes(self):
         """The ids of the job's processes, wherever they are in the process tree."""
@@ -223,7 +229,7 @@ def train(script, *arguments, processes=2, device=True, before="", status=0, **e
         finally:
             for process in forked:
                 process.kill()
-            stdout, stderr = (re.sub(r"(?m)^\[Gloo].*\n", "", Path(output, stream).read_text()) for stream in "12")
+            stdout, stderr = (without_gloo(Path(output, stream).read_text()) for stream in "12")
             print(stdout, stderr)  # which pytest shows where a test has failed
     assert [process.exitcode for process in forked] == [status] * len(forked)
     return SimpleNamespace(stdout=stdout, stderr=stderr)

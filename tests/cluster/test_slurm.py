@@ -6,12 +6,8 @@ from pathlib import Path
 
 import pytest
 from hosts import on_one_device
-from launch import EXACT, ROOT, SMALL, figures, first, hold
+from launch import EXACT, ROOT, SMALL, TWO_GPUS, figures, first, hold
 
-TWO_GPUS = """import torch
-torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
-torch.accelerator.device_count = lambda: 2
-"""
 HELD = EXACT + hold("os.replace")  # after an epoch, so that there is something left to train
 TILL_A_SIGNAL = EXACT + "calls = []\n" + hold("torch.optim.SGD.step", "calls.append(0) or len(calls) != 8",
                                               "signal.sigpending() or os.path.exists('go')")
@@ -20,8 +16,7 @@ TILL_A_SIGNAL = EXACT + "calls = []\n" + hold("torch.optim.SGD.step", "calls.app
 @pytest.fixture(autouse=True)
 def scripts(folder, slurm):
     """The scripts in a folder that all nodes see, which is also where jobs write; of jobs that are left none goes on."""
-    for name in ("utils.py", "multinode.py", "multigpu_torchrun.py", "multigpu_spawn.py", "multinode.sbatch"):
-        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
     yield
     slurm("scancel", "--user=root")
     print(*(output.read_text() for output in folder.glob("*.out")))  # which pytest shows where a test has failed
@@ -29,7 +24,6 @@ def scripts(folder, slurm):
 
 def test_two_batch_jobs_at_once_train_a_recipe_too_and_when_time_runs_out_or_they_are_preempted_they_go_on(slurm):
     """With the GPUs asked for; where a machine has more, it warns."""
-    shutil.copytree(ROOT / "recipes", "recipes")
     line = 3, 1, "--device", "cpu", *SMALL
     job, recipe = (slurm.submit("--gpus-per-node=1", "--cpus-per-task=3", "multinode.sbatch", *what, *line, **first(HELD))
                    for what in ((), ("-m", "recipes.fsdp")))
@@ -81,7 +75,6 @@ def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at
         batch = batch.replace(wanted, there_is)
     assert batch.endswith(re.search(r"(?m)^wait (?:.*\n)+?exit 1\n", Path("multinode.sbatch").read_text())[0])  # if preempted
     Path("preempt.sbatch").write_text(batch)
-    shutil.copytree(ROOT / "recipes", "recipes")
     job = slurm.submit("preempt.sbatch", **first(TILL_A_SIGNAL))
     output = Path(f"preempt-{job}.out")
     slurm.wait_for("epoch 1/", output)

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch import ROOT, Job, figures, little_data, start, train
+from launch import ROOT, TWO_GPUS, Job, figures, little_data, start, train
 
 BAD = {  # script and arguments; what the line says
     "single_gpu.py many": "argument total_epochs: 'many' is not a whole number of at least 1",
@@ -44,17 +44,13 @@ def test_what_all_ranks_see_one_says():
 
 def test_the_default_batch_is_one_for_eight_machines_of_eight_and_for_most_other_clusters():
     """The check alone, as rank 0 makes it: 64 processes would take this machine's memory."""
-    checks = "import utils\nargs = utils.parse_args('')\nfor count in {}:\n    utils.check_run(args, count)\n"
     counts = [*range(1, 7), 8, 10, 12, 15, 16, 20, 24, 30, 32, 40, 48, 60, 64, 80, 96, 120, 160]
-    job = Job([sys.executable, "-c", checks.format(counts)], PYTHONPATH=str(ROOT))
-    assert job.wait() == 0, job.stderr
-    assert "processes: 64, device: " in job.stdout and "batch: 960, per process: 15\n" in job.stdout
+    job = Job([sys.executable, "-c", f"import utils; [utils.check_run(utils.parse_args(''), count) for count in {counts}]"])
+    assert job.wait() == 0 and "batch: 960, per process: 15\n" in job.stdout, job.stderr
 
 
 def test_more_processes_than_gpus_are_refused_unless_they_may_share_them():
-    here = {"processes": 3, "before": """import torch
-torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
-torch.accelerator.device_count = lambda: 2"""}
+    here = {"processes": 3, "before": TWO_GPUS}
     spawn = train("multigpu_spawn.py", device=False, status=2, **here)
     assert "argument -g/--gpus: nccl needs a GPU for each process, but with --device cuda there are 2 for 3" in spawn.stderr
     assert "argument --backend: nccl needs a GPU" in train("multinode.py", device=False, status=2, **here).stderr

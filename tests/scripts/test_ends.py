@@ -1,5 +1,6 @@
 """Whatever ends a run ends all of it, at once, and leaves nothing."""
 import os
+import re
 import signal
 import sys
 import time
@@ -34,10 +35,11 @@ def test_a_signal_ends_every_process(script, workers, before, whom, what, line):
 
 @pytest.mark.timeout(60)
 def test_ctrl_c_ends_a_rank_that_waits_for_another_in_a_collective():
-    stops = "torch.distributed.get_rank() == 1 and os.kill(os.getpid(), signal.SIGSTOP) or print(os.getpid(), flush=True)"
+    stops = """torch.distributed.get_rank() == 1 and os.kill(os.getpid(), signal.SIGSTOP)
+            or print(os.getpid(), 'waits', flush=True)"""
     job = start("multigpu_spawn.py", 1, before=after("torch.optim.SGD.step", stops))
-    job.wait_for("processes")
-    waiting = int(next(job.read()))  # for rank 1, which stops itself
+    job.wait_for(" waits")  # for rank 1, which stops itself
+    waiting = int(re.search(r"(\d+) waits", job.stdout)[1])
     time.sleep(2)  # it gets there, a few lines further on
     os.kill(job.process.pid, signal.SIGINT)
     while waiting in job.processes():

@@ -1,18 +1,18 @@
 """docs/index.html shows what is so, in a real browser: files, their differences, the reasons."""
-import itertools
 import re
 import shutil
 import subprocess
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from launch import ARROWS, RECIPES, ROOT, SCRIPTS, needs
+from launch import ARROWS, ROOT, needs
 from playwright.sync_api import expect, sync_playwright
 
 PAGE = (ROOT / "docs/index.html").as_uri()
 EXAMPLES = [(str(file.relative_to(ROOT)).replace("_ddp", ""), str(file.relative_to(ROOT)))
             for file in sorted(ROOT.glob("examples/*_ddp.py"))]
-PAIRS = [*itertools.pairwise([*SCRIPTS, *RECIPES, "single_gpu.py", "multigpu_torchrun.py", "dp.py", "dp.py"]), *EXAMPLES]
+PAIRS = [*ARROWS, *EXAMPLES, ("single_gpu.py", "multigpu_torchrun.py"), ("multigpu_torchrun.py", "single_gpu.py"),
+         ("multinode.py", "dp.py"), ("recipes/bf16.py", "recipes/loop.py"), ("dp.py", "dp.py")]
 LINES = """lines => lines.map(line => [
     line.tagName, line.textContent, [...line.parentNode.children].indexOf(line)
         + 1 + Number(line.parentNode.style.counterReset.split(" ")[1])])"""  # the number shown
@@ -54,32 +54,27 @@ def expect_pair(page, left, right):
     assert [page.locator(side).input_value() + ".py" for side in ("#left", "#right")] == [left, right]
 
 
-def test_a_pair_shows_both_files_whole_and_marks_the_lines_that_diff_finds(page):
-    for pair in PAIRS:
-        show(page, *pair)
-        for side, name, edge, tag in (("left", pair[0], 0, "DEL"), ("right", pair[1], 2, "INS")):
-            changed = {line for hunk in diff(*pair) for line in range(*hunk[edge:edge + 2])}
-            lines = enumerate((ROOT / name).read_text().splitlines(keepends=True))
-            assert page.eval_on_selector_all(f".{side} > *", LINES) == [
-                [tag if at in changed else "SPAN", text, at + 1] for at, text in lines]
-    show(page, "multigpu_torchrun.py", "single_gpu.py")
-    expect(page.locator("del", has_text="save_checkpoint").locator("mark")).to_have_text(["module"])  # what is new in its line
-
-
-def test_a_reason_stands_once_and_names_only_what_stands_there(page):
-    for pair in [*ARROWS, *PAIRS]:
-        show(page, *pair)
-        told, bare = {}, []
-        for number, (lines, reasons, names) in enumerate(page.eval_on_selector_all(".hunk", HUNKS), 1):
-            assert all("".join(name.split()) in "".join(lines.split()) for name in names), (pair, number, names)
-            for reason in reasons:
-                if see := re.fullmatch(r"See change (\d+)\.", reason):
-                    assert int(see[1]) in told.values(), (pair, number)
-                else:
-                    assert told.setdefault(reason, number) == number, (pair, reason)
-            bare += [] if reasons else [number]
-        if pair == ("single_gpu.py", "multigpu_torchrun.py"):
-            assert bare == [3]  # imports, which need no reason
+@pytest.mark.parametrize("pair", PAIRS, ids=" ".join)
+def test_a_pair_shows_both_files_whole_and_what_diff_finds_with_reasons_that_stand_once_where_their_code_is(page, pair):
+    show(page, *pair)
+    for side, name, edge, tag in (("left", pair[0], 0, "DEL"), ("right", pair[1], 2, "INS")):
+        changed = {line for hunk in diff(*pair) for line in range(*hunk[edge:edge + 2])}
+        lines = enumerate((ROOT / name).read_text().splitlines(keepends=True))
+        assert page.eval_on_selector_all(f".{side} > *", LINES) == [
+            [tag if at in changed else "SPAN", text, at + 1] for at, text in lines]
+    told, bare = {}, []
+    for number, (lines, reasons, names) in enumerate(page.eval_on_selector_all(".hunk", HUNKS), 1):
+        assert all("".join(name.split()) in "".join(lines.split()) for name in names), (number, names)
+        for reason in reasons:
+            if see := re.fullmatch(r"See change (\d+)\.", reason):
+                assert int(see[1]) in told.values(), number
+            else:
+                assert told.setdefault(reason, number) == number, reason
+        bare += [] if reasons else [number]
+    if pair == ("single_gpu.py", "multigpu_torchrun.py"):
+        assert bare == [3]  # imports, which need no reason
+    if pair == ("multigpu_torchrun.py", "single_gpu.py"):
+        expect(page.locator("del", has_text="save_checkpoint").locator("mark")).to_have_text(["module"])
 
 
 def test_it_opens_on_what_most_want_and_each_change_has_an_address(page):
