@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from launch import EXACT, ROOT, SMALL, TORCHRUN, Job, figures, first, needs, train
 
-ADDRESSES = ["10.77.0.1", "10.77.0.2"]
 CABLE = """
 ip netns add $1
 ip netns add $2
@@ -80,7 +79,7 @@ def two_hosts(folder):
     try:
         if subprocess.run(["sh", "-ec", CABLE, "-", *names]).returncode:
             pytest.skip("needs root")  # who may make network namespaces
-        hosts = [Host(name, address, folder / name) for name, address in zip(names, ADDRESSES)]
+        hosts = [Host(name, address, folder / name) for name, address in zip(names, ("10.77.0.1", "10.77.0.2"))]
         for host in hosts:
             host.folder.mkdir()
         yield hosts

@@ -175,10 +175,11 @@ def device_options(processes):
     return ["--device", device, *(["--backend", "gloo"] if shared else [])]
 
 
-def start(script, *arguments, processes=2, torchrun=(), before="", **env):
-    """Start a script by its command line."""
+def start(script, *arguments, processes=2, torchrun=(), device=True, before="", **env):
+    """Start a script by its command line. device=False: it chooses its device itself."""
     launcher = [*TORCHRUN, "--standalone", f"--nproc_per_node={processes}", *torchrun]
-    line = [*(launcher if script in BY_TORCHRUN else [sys.executable]), ROOT / script, *device_options(processes)]
+    line = [*(launcher if script in BY_TORCHRUN else [sys.executable]), ROOT / script]
+    line += device_options(processes) if device else []
     line += ["-g", processes] if script == "multigpu_spawn.py" else []
     return Job([*line, *arguments], **first(before), **env)
 
