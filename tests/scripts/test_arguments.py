@@ -83,6 +83,7 @@ FashionMNIST._load_data = lambda self: (torch.zeros(960, 28, 28, dtype=torch.uin
 """
 
 
+@pytest.mark.timeout(120)  # a rank whose partner has failed would wait for it
 @pytest.mark.parametrize("script", ["multigpu_spawn.py", "multigpu_torchrun.py"])
 def test_one_process_fetches_a_missing_dataset_while_the_others_wait(script):
     assert list(figures(train(script, 1, "--dataset", "FashionMNIST", before=FETCHES_SLOWLY).stdout)) == [1]
