@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 from launch import EXACT, ROOT, SMALL, TORCHRUN, Job, figures, first, needs, train
 
-# What $1 to $4 are: name, address, switch and folder.
-SWITCH = """
+CABLE = """
 ip netns add $1
-ip -n $1 link add bridge up type bridge
-"""
-HOST = """
-ip netns add $1
-ip link add eth0 netns $1 up type veth peer name $1 netns $3
-ip -n $1 addr add $2/24 dev eth0
-ip -n $1 link set lo up
-ip -n $3 link set $1 up master bridge
-mkdir -p /etc/netns/$1 $4
+ip netns add $2
+ip link add eth0 netns $1 type veth peer name eth0 netns $2
+ip -n $1 addr add 10.77.0.1/24 dev eth0
+ip -n $2 addr add 10.77.0.2/24 dev eth0
+for host in $1 $2; do
+    ip -n $host link set lo up
+    ip -n $host link set eth0 up
+    mkdir -p /etc/netns/$host  # where ip netns exec finds /etc/hosts
+    printf '127.0.0.1 localhost\n10.77.0.1 %s\n10.77.0.2 %s\n' $1 $2 > /etc/netns/$host/hosts
+done
 """
 CONF = """
 ClusterName=tests
@@ -49,25 +49,16 @@ PartitionName=urgent Nodes=ALL PriorityTier=2
 MUNGED = "munged --foreground --force --key-file=munge.key --socket=munge.socket --pid-file=munge.pid --seed-file=munge.seed"
 
 
-def shell(lines, *words, **options):
-    return subprocess.run(["sh", "-ec", lines, "-", *words], capture_output=True, text=True, **options)
-
-
 @dataclass
 class Host:
-    """A network namespace whose one cable ends in a switch, under a host name of its own."""
+    """A network namespace under a host name of its own, whose one cable leads to the other host."""
     name: str
     address: str
-    switch: str
     folder: Path
 
     @property
     def rendezvous(self):
         return f"--rdzv-backend=c10d --rdzv-endpoint={self.name}:29400"
-
-    def pull_the_plug(self):
-        """What is sent from now on is lost, and nobody is told."""
-        shell("ip -n $2 link set $1 nomaster", self.name, self.switch, check=True)
 
     def command(self, *words):
         """A command line that runs on this host, as one typed there would."""
@@ -84,24 +75,28 @@ class Host:
 @contextlib.contextmanager
 def two_hosts(folder):
     needs("ip")
-    number = uuid.uuid4().hex[:8]
-    switch, addresses = f"switch{number}", {f"a{number}": "10.77.0.1", f"b{number}": "10.77.0.2"}
+    names = [f"{letter}{uuid.uuid4().hex[:8]}" for letter in "ab"]
     try:
-        if shell(SWITCH, switch).returncode:
-            pytest.skip("for want of root")  # who may make network namespaces
-        for name, address in addresses.items():
-            shell(HOST, name, address, switch, folder / name, check=True)
-            names = "".join(f"{addresses[other]} {other}\n" for other in addresses)
-            Path("/etc/netns", name, "hosts").write_text("127.0.0.1 localhost\n" + names)  # ip netns exec shows it as /etc/hosts
-        yield [Host(name, address, switch, folder / name) for name, address in addresses.items()]
+        if subprocess.run(["sh", "-ec", CABLE, "-", *names]).returncode:
+            pytest.skip("needs root")  # who may make network namespaces
+        hosts = [Host(name, address, folder / name) for name, address in zip(names, ("10.77.0.1", "10.77.0.2"))]
+        for host in hosts:
+            host.folder.mkdir()
+        yield hosts
     finally:
-        shell("for name do rm -rf /etc/netns/$name; ip netns del $name || true; done", *addresses, switch)
+        subprocess.run(["sh", "-c", "for name do rm -rf /etc/netns/$name; ip netns del $name; done", "-", *names])
+
+
+@pytest.fixture
+def hosts(folder):
+    with two_hosts(folder) as hosts:
+        yield hosts
 
 
 def torchrun(hosts, options, *arguments, **env):
-    """multinode.py by the same line on each host, but for its number, which a static rendezvous needs."""
-    line = [ROOT / "multinode.py", "--device", "cpu", *arguments]
-    return [host.start(*TORCHRUN, *options.split(), f"--node_rank={rank}", *line, **env) for rank, host in enumerate(hosts)]
+    """multinode.py by the same line on each host."""
+    line = [*TORCHRUN, *options.split(), ROOT / "multinode.py", "--device", "cpu", *arguments]
+    return [host.start(*line, **env) for host in hosts]
 
 
 def end(jobs):
@@ -115,14 +110,14 @@ def on_one_device(epochs):
 
 
 class Slurm:
+    """Its commands, given on the first host."""
+
     def __init__(self, hosts, folder):
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in an active environment
         self.hosts = hosts
-        self.environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **first(),
-                            "SLURM_CONF": f"{folder}/slurm.conf"}
+        self.environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **first(), "SLURM_CONF": f"{folder}/slurm.conf"}
 
     def run(self, *words, **env):
-        """One of Slurm's commands, given on the first host."""
         return subprocess.run(self.hosts[0].command(*words), capture_output=True, text=True, env={**self.environment, **env})
 
     def __call__(self, *words, **env):
@@ -145,26 +140,28 @@ class Slurm:
         return state
 
 
-@contextlib.contextmanager
-def slurm_on(hosts, folder):
-    (folder / "state").mkdir()
-    (folder / "munge.key").write_bytes(os.urandom(1024))
-    (folder / "munge.key").chmod(0o600)
-    (folder / "slurm.conf").write_text(CONF.format(a=hosts[0], b=hosts[1], folder=folder))
-    (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")  # for Slurm alone: torch sees none
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-    slurm = Slurm(hosts, folder)
-    processes, log = [], open(folder / "daemons.log", "w")
-    try:
-        for daemon in (MUNGED.split(), hosts[0].command("slurmctld", "-D"),
-                       *(host.command("slurmd", "-D", "-N", host.name) for host in hosts)):
-            processes.append(subprocess.Popen(daemon, cwd=folder, env=slurm.environment, stderr=log, start_new_session=True))
-            while not (folder / "munge.socket").exists():
-                assert processes[0].poll() is None
-        while slurm.run("sinfo", "--noheader", "--format=%T").stdout.split() != ["idle"]:
-            time.sleep(0.2)
-        yield slurm
-    finally:
-        for process in reversed(processes):
-            process.terminate()
-            process.wait()
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory):
+    needs("munged", "slurmctld", "slurmd", "srun")
+    folder = tmp_path_factory.mktemp("slurm")
+    with two_hosts(folder) as hosts, open(folder / "daemons.log", "w") as log:
+        (folder / "state").mkdir()
+        (folder / "munge.key").write_bytes(os.urandom(1024))
+        (folder / "munge.key").chmod(0o600)
+        (folder / "slurm.conf").write_text(CONF.format(a=hosts[0], b=hosts[1], folder=folder))
+        (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")  # torch sees none
+        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        slurm, daemons = Slurm(hosts, folder), []
+        try:
+            for daemon in (MUNGED.split(), hosts[0].command("slurmctld", "-D"),
+                           *(host.command("slurmd", "-D", "-N", host.name) for host in hosts)):
+                daemons.append(subprocess.Popen(daemon, cwd=folder, env=slurm.environment, stderr=log, start_new_session=True))
+                while not (folder / "munge.socket").exists():
+                    assert daemons[0].poll() is None
+            while slurm.run("sinfo", "--noheader", "--format=%T").stdout.split() != ["idle"]:
+                time.sleep(0.2)
+            yield slurm
+        finally:
+            for process in reversed(daemons):
+                process.terminate()
+                process.wait()

@@ -1,7 +1,8 @@
-"""Starts the scripts as a user does (start, run), or forks their ranks (train), and reads what they print and save."""
+"""Starts the scripts as a user does (start), or forks their ranks (train), and reads what they print and save."""
 import contextlib
 import functools
-import multiprocessing.forkserver
+import gc
+import multiprocessing
 import os
 import re
 import runpy
@@ -28,8 +29,7 @@ BY_TORCHRUN = ["multigpu_torchrun.py", "multinode.py"]
 RECIPES = sorted(f"recipes/{file.name}" for file in ROOT.glob("recipes/*.py"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-PACKAGES = {"ip": "iproute2", "nft": "nftables", "munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd",
-            "srun": "slurm-client", "chromium": "chromium", "g++": "g++"}  # Debian's, by a command that each brings
+PACKAGES = {"ip": "iproute2", "nft": "nftables", "munged": "munge", "srun": "slurm-client"}  # others have their command's name
 
 # Optimizers, in the place of the scripts' line
 SGD = "torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)"
@@ -39,9 +39,11 @@ TWO_RATES = """torch.optim.SGD([{"params": model[:-1].parameters(), "lr": args.l
 
 # Lines that a process runs before the script
 IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where the order of a sum hardly matters
+TWO_GPUS = """import torch
+torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
+torch.accelerator.device_count = lambda: 2
+"""
 EXACT_ON_GPUS = "import torch; torch.backends.cudnn.allow_tf32 = False; torch.use_deterministic_algorithms(True)\n"
-AS_PYTHON_3_14_DOES = "import multiprocessing\nmultiprocessing.set_start_method('forkserver')\n"  # loader workers
-
 
 
 def little_data(train=240, held_out=51):
@@ -65,71 +67,65 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 
 
 def needs(*commands):
-    """Skip what cannot run without these; conftest.py says at the end what to install."""
-    if missing := [PACKAGES[command] for command in commands if not shutil.which(command)]:
-        pytest.skip(f"for want of {', '.join(missing)}")
+    if missing := [PACKAGES.get(command, command) for command in commands if not shutil.which(command)]:
+        pytest.skip(f"needs a package: apt-get install {' '.join(missing)}")
 
 
-def copy_project(folder):
-    """The project, without what else lies in the checkout."""
-    for part in ("docs", "examples", "recipes", "tools"):
-        shutil.copytree(ROOT / part, folder / part)
-    for file in [*ROOT.glob("*.py"), *ROOT.glob("*.md")]:
-        shutil.copy(file, folder)
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Each test works in a folder of its own, and leaves no process behind."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    while started:
+        job = started.pop()
+        job.kill()
+        print(job.stdout, job.stderr)  # which pytest shows where a test has failed
+
+
+def without_gloo(text):
+    return re.sub(r"(?m)^\[Gloo].*\n", "", text)  # torch 2.10 announces each rank so
 
 
 class Job:
     """A started command, with all processes that come of it: a mark in their environment shows them."""
 
     def __init__(self, command, cwd=".", **env):
-        self.mark, self.stdout, self.errors = f"TEST_JOB={uuid.uuid4()}", "", tempfile.TemporaryFile()
-        name, value = self.mark.split("=")
+        self.mark, self.output, self.errors = str(uuid.uuid4()), tempfile.TemporaryFile(), tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [str(word) for word in command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.errors,
-            text=True, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", **first(), name: value, **env})
+            [str(word) for word in command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.errors,
+            start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", **first(), "TEST_JOB": self.mark, **env})
         started.append(self)
 
-    def read(self):
-        for line in self.process.stdout:
-            if line.strip() and not line.startswith("[Gloo]"):  # torch 2.10 announces each rank so
-                self.stdout += line
-                yield line
-
-    def wait_for(self, text):
-        """Read what the job prints until a line contains text."""
-        assert any(text in line for line in self.read()), f"did not print {text!r}:\n{self.stdout}{self.stderr}"
-
-    def wait(self):
-        """The job's status, once all its processes have ended. What is still to be read must fit into a pipe, 64 KiB."""
-        status = self.process.wait()
-        self.wait_until_gone()
-        list(self.read())
-        return status
+    @property
+    def stdout(self):
+        return without_gloo(os.pread(self.output.fileno(), 2**24, 0).decode())
 
     @property
     def stderr(self):
         return os.pread(self.errors.fileno(), 2**24, 0).decode()
 
-    def processes(self):
-        """The environment of each of the job's processes, wherever it is in the process tree."""
-        found = {}
-        for file in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                if self.mark in (environment := file.read_bytes().decode(errors="replace")):
-                    found[int(file.parent.name)] = environment
-        return found
+    def wait_for(self, text):
+        """Until the job has printed this."""
+        while text not in self.stdout:
+            assert self.process.poll() is None, f"did not print {text!r}:\n{self.stdout}{self.stderr}"
+            time.sleep(0.05)
 
-    def workers(self):
-        """The training processes: those that a launcher started, by rank."""
-        return {int(rank): pid for pid, environment in sorted(self.processes().items(), reverse=True)
-                for rank in re.findall("\0LOCAL_RANK=([0-9]+)", environment)}
-
-    def wait_until_gone(self, only=None):
-        """All of it, or only this process: a second or two on a quiet machine."""
-        end = time.monotonic() + 60
-        while pids := [pid for pid in self.processes() if only in (None, pid)]:
+    def wait(self):
+        """The job's status, once all its processes have ended."""
+        status, end = self.process.wait(), time.monotonic() + 60
+        while pids := self.processes():
             assert time.monotonic() < end, f"left behind: {pids}\n{self.stdout}{self.stderr}"
             time.sleep(0.05)
+        return status
+
+    def processes(self):
+        """The ids of the job's processes, wherever they are in the process tree."""
+        found = []
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if self.mark.encode() in file.read_bytes():
+                    found.append(int(file.parent.name))
+        return found
 
     def kill(self):
         for pid in self.processes():
@@ -138,25 +134,16 @@ class Job:
         self.process.wait()
 
 
-# What an import leaves is not garbage: a process that does not look through it has torch in 1.0 instead of 1.4 seconds of CPU
-# time, and one that trains starts in 2.1 instead of 3.0.
-SOONER = """
-import gc, sys
-if "resource_tracker" not in " ".join(sys.orig_argv):  # the one process that needs no torch
-    gc.disable()
-    import torch{modules}
-    gc.enable()
-    gc.freeze()
-"""
-
-
 scratch = functools.cache(lambda: tempfile.TemporaryDirectory(prefix="first-"))  # gone when Python ends
 
 
-def first(lines="", modules=""):
-    """An environment in which every Python process runs these lines before all others."""
-    folder = Path(tempfile.mkdtemp(dir=scratch().name))
-    (folder / "sitecustomize.py").write_text(SOONER.replace("{modules}", modules) + lines)
+def first(lines=""):
+    """An environment in which every Python process runs these lines before all others.
+
+    What an import leaves is not garbage: a process that does not look through it trains 0.9 s sooner.
+    """
+    folder = tempfile.mkdtemp(dir=scratch().name)
+    Path(folder, "sitecustomize.py").write_text(f"import gc; gc.disable(); import torch; gc.enable(); gc.freeze()\n{lines}")
     return {"PYTHONPATH": f"{folder}:{ROOT}"}
 
 
@@ -190,42 +177,24 @@ def device_options(processes):
 
 def start(script, *arguments, processes=2, torchrun=(), device=True, before="", **env):
     """Start a script by its command line. device=False: it chooses its device itself."""
-    line = [sys.executable]
-    if script in BY_TORCHRUN or script.startswith("recipes/"):
-        line = [*TORCHRUN, "--standalone", f"--nproc_per_node={processes}", *torchrun]
-    line += ["-m", script[:-3].replace("/", ".")] if script.startswith("recipes/") else [ROOT / script]
-    line += ["-g", processes] if script == "multigpu_spawn.py" else []
+    launcher = [*TORCHRUN, "--standalone", f"--nproc_per_node={processes}", *torchrun]
+    line = [*(launcher if script in BY_TORCHRUN else [sys.executable]), ROOT / script]
     line += device_options(processes) if device else []
-    env |= first(before) if before else {}
-    return Job([*line, *arguments], **env)
+    line += ["-g", processes] if script == "multigpu_spawn.py" else []
+    return Job([*line, *arguments], **first(before), **env)
 
 
-def run(*words, status=0, **options):
-    """Run a script to its end, and check how it ended."""
-    job = start(*words, **options)
-    assert (ended := job.wait()) == status, f"status {ended} instead of {status}\n{job.stdout}{job.stderr}"
-    return job
+forks = multiprocessing.get_context("forkserver")  # a process that has imported all that takes ranks seconds
+forks.set_forkserver_preload(["torch._dynamo", "torch.distributed.nn", "torchvision.models"])
 
 
-forks = multiprocessing.get_context("forkserver")
-
-
-@functools.cache  # once for all
-def start_server():
-    """Ranks are forked from it: it has imported all that takes them seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", first(modules="._dynamo, torch.distributed.nn, torchvision.models")["PYTHONPATH"])
-        multiprocessing.forkserver.ensure_running()
-
-
-def be_rank(rank, script, arguments, cwd, output, environment, before):
-    """A process that has torch already becomes what a launcher starts."""
-    os.chdir(cwd)
+def be_rank(script, arguments, folder, output, environment, before):
+    """A fork becomes what a launcher starts."""
+    gc.freeze()  # as in first()
+    os.chdir(folder)
     for stream in (1, 2):
         os.dup2(os.open(f"{output}/{stream}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     os.environ.update(environment)
-    if "WORLD_SIZE" in environment:
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # of loader workers; what is forked here has another default
     torch.multiprocessing.spawn = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
@@ -237,33 +206,33 @@ def be_rank(rank, script, arguments, cwd, output, environment, before):
     runpy.run_path(str(ROOT / script), run_name="__main__")
 
 
-def train(script, *arguments, processes=2, device=True, before="", status=0, cwd=".", **environment):
-    """Like run, but ranks are forked from a process that has torch, which takes seconds to start. 0 processes: no launcher."""
+def train(script, *arguments, processes=2, device=True, before="", status=0, **environment):
+    """Run a script to its end in forked ranks, half a second after its start instead of four. 0 processes: no launcher."""
     name = Path(script).name  # also of a copy
     options = device_options(processes) if device else []
     options += ["-g", processes] if name == "multigpu_spawn.py" and processes else []
-    if name in {*SCRIPTS} - {*BY_TORCHRUN}:
-        processes = 0
-    if processes:
+    ranks = [{}]
+    if processes and name not in {*SCRIPTS} - {*BY_TORCHRUN}:
         store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun has one
         environment |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0, "MASTER_ADDR": "127.0.0.1",
                         "MASTER_PORT": store.port, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-    start_server()
+        ranks = [{"RANK": rank, "LOCAL_RANK": rank} for rank in range(processes)]
+    words = [*map(str, [*options, *arguments])]
     with tempfile.TemporaryDirectory() as output:
-        given = (str(script), [*map(str, [*options, *arguments])], os.path.abspath(cwd), output,
-                 {name: str(value) for name, value in environment.items()}, before)
-        ranks = [forks.Process(target=be_rank, args=(rank, *given)) for rank in range(processes or 1)]
-        for process in ranks:
-            process.start()
+        forked = []
+        for rank in ranks:
+            variables = {name: str(value) for name, value in {**environment, **rank}.items()}
+            forked.append(forks.Process(target=be_rank, args=(str(script), words, os.getcwd(), output, variables, before)))
+            forked[-1].start()
         try:
-            for process in ranks:
+            for process in forked:
                 process.join()
         finally:
-            for process in ranks:
+            for process in forked:
                 process.kill()
-            stdout, stderr = (re.sub(r"(?m)^\[Gloo].*\n", "", Path(output, stream).read_text()) for stream in "12")
+            stdout, stderr = (without_gloo(Path(output, stream).read_text()) for stream in "12")
             print(stdout, stderr)  # which pytest shows where a test has failed
-    assert [process.exitcode for process in ranks] == [status] * len(ranks)
+    assert [process.exitcode for process in forked] == [status] * len(forked)
     return SimpleNamespace(stdout=stdout, stderr=stderr)
 
 

@@ -5,12 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
-from launch import EXACT, ROOT, SMALL, figures, first, hold, train
+from hosts import on_one_device
+from launch import EXACT, ROOT, SMALL, TWO_GPUS, figures, first, hold
 
-TWO_GPUS = """import torch
-torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
-torch.accelerator.device_count = lambda: 2
-"""
 HELD = EXACT + hold("os.replace")  # after an epoch, so that there is something left to train
 TILL_A_SIGNAL = EXACT + "calls = []\n" + hold("torch.optim.SGD.step", "calls.append(0) or len(calls) != 8",
                                               "signal.sigpending() or os.path.exists('go')")
@@ -19,21 +16,14 @@ TILL_A_SIGNAL = EXACT + "calls = []\n" + hold("torch.optim.SGD.step", "calls.app
 @pytest.fixture(autouse=True)
 def scripts(folder, slurm):
     """The scripts in a folder that all nodes see, which is also where jobs write; of jobs that are left none goes on."""
-    for name in ("utils.py", "multinode.py", "multigpu_torchrun.py", "multigpu_spawn.py", "multinode.sbatch"):
-        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
     yield
     slurm("scancel", "--user=root")
     print(*(output.read_text() for output in folder.glob("*.out")))  # which pytest shows where a test has failed
 
 
-@pytest.fixture(scope="module")
-def one_device(tmp_path_factory):
-    return figures(train("single_gpu.py", 3, *SMALL, cwd=tmp_path_factory.mktemp("one"), before=EXACT).stdout)
-
-
-def test_two_batch_jobs_at_once_train_a_recipe_too_and_when_time_runs_out_or_they_are_preempted_they_go_on(slurm, one_device):
+def test_two_batch_jobs_at_once_train_a_recipe_too_and_when_time_runs_out_or_they_are_preempted_they_go_on(slurm):
     """With the GPUs asked for; where a machine has more, it warns."""
-    shutil.copytree(ROOT / "recipes", "recipes")
     line = 3, 1, "--device", "cpu", *SMALL
     job, recipe = (slurm.submit("--gpus-per-node=1", "--cpus-per-task=3", "multinode.sbatch", *what, *line, **first(HELD))
                    for what in ((), ("-m", "recipes.fsdp")))
@@ -49,10 +39,11 @@ def test_two_batch_jobs_at_once_train_a_recipe_too_and_when_time_runs_out_or_the
             assert "JobState=FAILED" not in state
             time.sleep(0.1)
     Path("go").touch()
+    alone = on_one_device(3)
     for number, output in zip((job, recipe), outputs):
         assert slurm.wait(number) == "COMPLETED", output.read_text()
         assert output.read_text().count("processes: 2, ") == 2
-        assert figures(output.read_text()) == one_device
+        assert figures(output.read_text()) == alone
         for host in slurm.hosts:
             assert f"{host.name}: 3 cores, 1 GPUs\n" in output.read_text()
             assert f"{host.name}: WARNING: it has 2 GPUs, but this job asked for 1: use --gpus-per-node=2" in output.read_text()
@@ -74,7 +65,7 @@ open("cores.{SLURM_JOB_ID}.{RANK}".format(**os.environ), "w").write(os.environ.g
         assert "WARNING" not in Path(f"multinode-{job}.out").read_text()
 
 
-def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at_that_step(slurm, one_device):
+def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at_that_step(slurm):
     """On both machines, told in advance that the time runs out, as Slurm does by --signal."""
     batch, = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", (ROOT / "docs/recipes.md").read_text(), flags=re.DOTALL)
     for wanted, there_is in ((" --gpus-per-node=4", ""), ("--cpus-per-task=16", "--cpus-per-task=2"),
@@ -84,7 +75,6 @@ def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at
         batch = batch.replace(wanted, there_is)
     assert batch.endswith(re.search(r"(?m)^wait (?:.*\n)+?exit 1\n", Path("multinode.sbatch").read_text())[0])  # if preempted
     Path("preempt.sbatch").write_text(batch)
-    shutil.copytree(ROOT / "recipes", "recipes")
     job = slurm.submit("preempt.sbatch", **first(TILL_A_SIGNAL))
     output = Path(f"preempt-{job}.out")
     slurm.wait_for("epoch 1/", output)
@@ -93,15 +83,15 @@ def test_the_chapters_batch_script_has_a_preempted_job_requeued_which_goes_on_at
     Path("go").touch()
     assert slurm.wait(job) == "COMPLETED", output.read_text()
     assert output.read_text().count("saved preempt.pt") == 2 and output.read_text().count("processes: 2, ") == 2
-    assert figures(output.read_text()) == one_device
+    assert figures(output.read_text()) == on_one_device(3)
 
 
-def test_srun_starts_the_script_itself_and_ends_all_its_tasks_and_launchers_count_before_slurm(slurm, one_device):
+def test_srun_starts_the_script_itself_and_ends_all_its_tasks_and_launchers_count_before_slurm(slurm):
     step = ["srun", "--nodes=2", "--kill-on-bad-exit=1"]
     script = ["python", "multinode.py", 2, 2, "--device", "cpu", *SMALL]
     printed = slurm(*step, "--ntasks-per-node=2", *script, **first(EXACT))
     assert "processes: 4, " in printed
-    assert figures(printed) == {epoch: one_device[epoch] for epoch in (1, 2)}
+    assert figures(printed) == on_one_device(2)
     Path("multinode.pt").write_text("no checkpoint")
     failed = slurm.run(*step, *script)
     assert failed.returncode != 0 and failed.stderr.count("multinode.pt cannot be resumed and is left as it was") == 1

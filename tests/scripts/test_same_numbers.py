@@ -33,16 +33,26 @@ def test_the_ranks_share_out_each_sample_once_in_another_order_each_epoch():
     assert sorted(index for rank in ranks for size, index in rank if size == 51) == sorted([*range(51)] * 2)
 
 
-def test_dropout_differs_by_rank_statistics_do_not_and_a_resumed_run_is_the_unbroken_one():
-    few = little_data(120, 11)
+AUGMENTED = little_data(120, 11) + """
+import random
+import numpy, torch
+plain = torch.utils.data.TensorDataset.__getitem__
+def augmented(self, index):
+    assert torch.utils.data.get_worker_info()
+    image, label = plain(self, index)
+    return image + random.gauss() + numpy.random.normal() + torch.randn(image.shape), label
+torch.utils.data.TensorDataset.__getitem__ = augmented
+"""
 
-    def part(epochs, checkpoint, before=few):
+
+def test_dropout_differs_by_rank_statistics_do_not_and_a_resumed_run_is_the_unbroken_one_augmentation_in_workers_included():
+    def part(epochs, checkpoint, before=""):
         train("multigpu_torchrun.py", epochs, "--model", "mobilenet_v3_small", "--batch-size", 60,
-              "--checkpoint", checkpoint, "--workers", 1, before=before)  # which must not shift random numbers
+              "--checkpoint", checkpoint, "--workers", 1, before=AUGMENTED + before)
 
     masks = after("torch.nn.Dropout.forward", "given[0].training and zlib.crc32(result.eq(0).numpy())")
     statistics = after("torch.nn.Module.eval", "'evaluates with', *(buffer.sum().item() for buffer in given[0].buffers())")
-    part(2, "unbroken.pt", few + masks + statistics)
+    part(2, "unbroken.pt", masks + statistics)
     part(1, "resumed.pt")
     part(2, "resumed.pt")
     torch.testing.assert_close(load("resumed.pt"), load("unbroken.pt"), rtol=0, atol=0)

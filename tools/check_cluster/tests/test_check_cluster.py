@@ -1,12 +1,13 @@
 """tools/check_cluster on two hosts and under Slurm, where nothing is wrong and where one thing is."""
 import os
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
 
 import pytest
-from launch import ROOT, after, copy_project, first, needs
+from launch import ROOT, after, first, needs
 
 CHECK = ROOT / "tools/check_cluster"
 FORKED = "import multiprocessing as m; context = m.get_context; m.get_context = lambda _: context('fork')\n"  # sooner
@@ -35,15 +36,13 @@ def as_debian_has_it(host):
     file.write_text(f"127.0.1.1 {host.name} third\n{file.read_text()}")
 
 
-def test_three_machines_are_fine_where_they_are_slow_which_is_measured_three_times_or_have_no_gpu(hosts, folder):
+def test_three_machines_are_fine_where_they_are_slow_or_have_no_gpu(hosts):
     """A cable of 400 Mbit/s between cards that state 10 Gbit/s. The third machine is the second one under another name."""
     a, b = hosts
     for host in hosts:
         host.run(*"tc qdisc add dev eth0 root tbf rate 400mbit burst 64k latency 500ms".split())
         as_debian_has_it(host)
-    makes_log = FORKED + "import torch.distributed" + after("torch.distributed.init_process_group",
-                                                            "open(os.environ['NCCL_DEBUG_FILE'], 'w').close()")  # as NCCL does
-    env = {**first(makes_log), "PET_NPROC_PER_NODE": "2", "TMPDIR": str(folder), "GLOO_SOCKET_IFNAME": "eth0"}
+    env = {**first(FORKED), "PET_NPROC_PER_NODE": "2", "GLOO_SOCKET_IFNAME": "eth0"}
     line = [sys.executable, CHECK, "--nnodes=3", *a.rendezvous.split()]
     jobs = [*(host.start(*line, **env) for host in hosts), b.start(*UNSHARED, 'hostname third && exec "$@"', "-", *line, **env)]
     pairs = [f"{a.name} - {b.name}", f"third - {a.name}"]  # the last one with the first
@@ -52,8 +51,6 @@ def test_three_machines_are_fine_where_they_are_slow_which_is_measured_three_tim
         *(rf"remark: {pair}: 0\.\d+ of 10 Gbit/s" for pair in pairs),
         *(f"{where}: latency .* ms, bus bandwidth" for where in (*pairs, f"within {a.name}", f"within {b.name}")))
     assert len(re.findall("(?m)^[1-5]", jobs[0].stdout)) == 5 and jobs[0].stdout.count("good: ") == 4
-    assert (a.folder / "log.0").read_text().count("\n") == 3 * (4 + 2)  # each time its two processes make 4 groups and 2
-    assert not list(folder.glob("check_cluster.*"))
 
 
 def test_what_cannot_be_started_is_refused_at_once_in_one_line(hosts):
@@ -71,13 +68,13 @@ def test_what_cannot_be_started_is_refused_at_once_in_one_line(hosts):
 def test_what_differs_on_a_machine_is_named_with_the_processes_that_have_it_and_a_wrong_sum_too(hosts, folder):
     """Another number of threads, version of a script, clock and all-reduce on one of two; started as static."""
     a, b = hosts
-    copy_project(folder / "other")
-    Path(folder, "other/multinode.py").write_text("# mine")
+    other = shutil.copytree(ROOT, folder / "other", ignore=shutil.ignore_patterns(".*"))
+    (other / "multinode.py").write_text("# mine")
     early = FORKED + "import time, torch.distributed; real_time = time.time; time.time = lambda: real_time() + 9\n"
     wrong = first(early + after("torch.distributed.all_reduce", "given[0][5:6].add_(1)"))
     line = ["--nnodes=2", f"--master_addr={a.address}", "--master_port=29500", "--device=cpu"]
     jobs = [a.start(sys.executable, CHECK, "--node_rank=0", *line, **first(FORKED)),
-            b.start(sys.executable, folder / "other/tools/check_cluster", "--node_rank=1", *line, OMP_NUM_THREADS="2", **wrong)]
+            b.start(sys.executable, other / "tools/check_cluster", "--node_rank=1", *line, OMP_NUM_THREADS="2", **wrong)]
     end(jobs, 1, f"OMP_NUM_THREADS differs: 1 in rank 0 on {a.name} . 2 in rank 1 on {b.name}",
         rf"multinode.py differs: \w+ in rank 0 on {a.name} . \w+ in rank 1 on {b.name}",
         rf"the clock of {b.name} is \+\d+\.\d s from that of {a.name}",
