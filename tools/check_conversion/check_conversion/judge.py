@@ -2,7 +2,7 @@
 import re
 
 from check_conversion.new_files import compare_new_files
-from check_conversion.outputs import compare_bars, compare_lines, compare_logged, compare_saved
+from check_conversion.outputs import compare_bars, compare_errors, compare_lines, compare_logged, compare_saved
 from check_conversion.protocol import About, BatchNorm
 from check_conversion.running import own_error
 from check_conversion.training import Training, compare_training, unseeded
@@ -181,7 +181,7 @@ def judge_outputs(original, nudged, converted, agree):
     """Of the same training."""
     drift = max(agree.rounding, agree.weights, FIGURES)
     parts = {name: compare(original, nudged, converted, drift) for name, compare in (
-        ("printed", compare_lines), ("shown", compare_bars), ("logged", compare_logged),
+        ("printed", compare_lines), ("on stderr", compare_errors), ("shown", compare_bars), ("logged", compare_logged),
         ("saved", compare_saved), ("written", compare_new_files))}
     stood_still = what_stood_still(original, converted)
     faults = [fault for part in parts.values() for fault in part.faults]

@@ -159,6 +159,16 @@ def compare_lines(original, nudged, converted, drift):
                          (original.name, converted.name), drift)
 
 
+def compare_errors(original, nudged, converted, drift):
+    """What the scripts' own lines wrote to stderr, where loggers write."""
+    texts = [run.errors for run in (original, nudged, converted)]
+    if not any(texts):
+        return Compared()
+    found = compare_texts(texts, (original.name, converted.name), drift, "written to stderr")
+    found.count += " on stderr" * bool(found.count)
+    return found
+
+
 def compare_bars(original, nudged, converted, drift):
     """The last state of each of tqdm's."""
     texts = ["\n".join(bar.state for process in run.processes for bar in process.of(Bar))

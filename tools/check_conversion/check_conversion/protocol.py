@@ -7,6 +7,7 @@ folder of records each process writes, under its process id,
     PID.notes    pairs of its rank and a record (the dataclasses below), pickled one after the other
     PID.alive    touched while it computes
     PID.stdout   what a rank prints, so that lines of two ranks do not mix
+    PID.errors   what its own lines write to stderr, beside what packages write there
     PID.stack    where it is, on SIGUSR2
     PID.rank     the rank that a launcher started it as
 

@@ -40,6 +40,7 @@ class Run:
     status: int
     stdout: str
     stderr: str
+    errors: str  # what the script's own lines wrote to stderr
     processes: list
     waits: list = field(default_factory=list)  # where each rank waits, if it hangs
     outlived: list = field(default_factory=list)  # by processes that it started
@@ -179,10 +180,11 @@ def script_of(command):
 
 
 def read_run(name, records, status=0, waits=(), outlived=()):
-    stdout = "".join(file.read_text(errors="replace") for file in sorted(records.glob("*stdout")))
+    stdout, errors = ("".join(file.read_text(errors="replace") for file in sorted(records.glob(f"*{stream}")))
+                      for stream in ("stdout", "errors"))
     stderr = (records / "stderr").read_text(errors="replace")
     started = {int(file.read_text() or 0) for file in records.glob("*.rank")}
-    return Run(name, status, stdout, stderr, read_processes(records), [*waits], [*outlived], started=started)
+    return Run(name, status, stdout, stderr, errors, read_processes(records), [*waits], [*outlived], started=started)
 
 
 def own_error(stderr):

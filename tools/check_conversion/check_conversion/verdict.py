@@ -18,7 +18,7 @@ class Fault:
 
     def __str__(self):
         step = f"step {self.step}: " if self.step else ""
-        end = "" if self.text.endswith("?") else "."
+        end = "" if self.text.endswith(("?", "\n ")) else "."
         return f'{step}{self.text}{end} See "{self.heading}" in {CHAPTER}.'
 
 

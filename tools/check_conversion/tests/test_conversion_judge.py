@@ -338,7 +338,7 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         "NaN in all": (score(NAN, NAN, NAN, NAN), 0, SAME),
         "one on a rank alone": (score(1, 1, 1), 1, NOT + "step 6: ReduceLROnPlateau is given 1 figures in train.py, and 1, 0 on"),
         "another one on a rank": (score(1, 1, 1, 2), 1, NOT + "step 6: ReduceLROnPlateau is given a different figure on each")},
-    "lines on stdout": {
+    "lines on stdout, and those that the script itself writes to stderr, as `logging` does": {
         "of all ranks": (stdout("loss 0.5\n" * 2, "loss 0.5\n" * 4), 1, SAME + ".*printed 4 times instead of 2: loss 0.5. See"),
         "none with figures": (
             stdout("loss 0.5\n" * 2, "done"), 1, "printed by train_ddp.py: none of the 2 lines with figures of train.py"),
@@ -452,7 +452,7 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
     "all steps once rounding alone has become large": {
         "before the end": (rounding_grows, 2, UNKNOWN + "the same up to step 3 of 12; from there on rounding alone moves the"),
         "though a figure differs then": (in_turn(rounding_grows, stdout("loss 0.5", "loss 0.9")), 2, UNKNOWN + "the same up")},
-    "stderr": {"other lines": (end(stderr="loss 0.7"), 0, "^(?!.*0.7)" + SAME[1:])}}
+    "what packages write to stderr": {"other lines": (end(stderr="loss 0.7"), 0, "^(?!.*0.7)" + SAME[1:])}}
 
 
 def test_each_row_of_readmes_lists_is_held():

@@ -13,10 +13,11 @@ STAND_INS = {  # packages that a test must not need: they keep what they are giv
     def add_scalar(self, tag, scalar_value, global_step=None): pass
     def add_scalars(self, main_tag, tag_scalar_dict, global_step=None): pass
 """}
-FIGURES = "SummaryWriter('runs').add_scalar('mean', total.item(), epoch); wandb.log({'mean': total.item(), 'epoch': epoch})\n"
+FIGURES = ("SummaryWriter('runs').add_scalar('mean', total.item(), epoch); wandb.log({'mean': total.item(), 'epoch': epoch}); "
+           "logging.error(f'{time.time()} mean {total.item():.5f}')\n")
 # With a second optimizer, clipped gradients, a score and loggers.
 MORE = both(
-    ("import torch\n", "import wandb\nfrom tensorboardX.writer import SummaryWriter\nimport torch\n"),
+    ("import torch\n", "import logging\nimport time\nimport wandb\nfrom tensorboardX.writer import SummaryWriter\nimport torch\n"),
     ("optimizer = ", "other = nn.Linear(1, 1)\nsecond = torch.optim.Adam(other.parameters(), 0.01)\noptimizer = "),
     (STEP, f"        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n{STEP}        second.zero_grad()\n"
            "        other(model(x).detach()).square().mean().backward()\n        second.step()\n"),
@@ -115,7 +116,8 @@ LIVE = {  # status, what is said, the two scripts, and with how many processes
         *NO_DDP, (CLIP, CLIP + AVERAGE)), 2),
     "a score of each rank": (1, NOT + "step .*: ReduceLROnPlateau is given a different figure on each rank", more(
         ("plateau.step(total.item())", "plateau.step(total.item() + rank)")), 2),
-    "logged figures of one rank": (1, r"(?=.*TensorBoard: mean is \S+ instead of).*wandb: mean is \S+ instead of", more(
+    "logged figures of one rank": (1, (
+        r"(?=.*TensorBoard: mean is \S+ instead of)(?=.*wandb: mean is \S+ instead of).*written to stderr differently"), more(
         (FIGURES, FIGURES.replace("total", "loss"))), 2),
     "targets of other samples, in a mapping": (1, NOT + r"step 1: Net 1.targets\[\].y goes with other samples of", both(
         *TREE, after=[("        loss = model", "        y = y.flip(0)\n        loss = model")]), 2),
