@@ -108,16 +108,16 @@ def other_samples(e):
     relation, total, n = e.samples.relation, sum(e.samples.ranks), e.count
     if relation == Relation.SAME and e.samples.mispaired:
         name, key = e.samples.mispaired
-        return Fault(f"{name} goes with other samples of {key} than in {e.name}", "Two routes")
+        return Fault(f"{name} is paired with other samples of {key} than in {e.name}", "Two routes")
     if relation == Relation.SAME:
         return None
     if relation == Relation.WHOLE and n > 1:
         return Fault(f"each rank takes the whole batch: {e.samples.sizes}", "Two routes")
     if relation == Relation.ALIKE:
-        return Fault("the ranks are fed the same samples, so that each rank goes through all "
+        return Fault("all ranks are fed the same samples, so each of them goes through all "
                      f"samples: {e.samples.sizes}", "Two routes")
     if relation != Relation.UNKNOWN and n > 1 and total == n * e.samples.original:
-        return Fault(f"each rank takes a whole batch: {e.samples.sizes}", "Two routes")
+        return Fault(f"each rank takes a full-size batch of its own: {e.samples.sizes}", "Two routes")
     if n > 1 and relation != Relation.UNKNOWN and total < 0.6 * e.samples.original:
         return Fault(f"the batch is divided twice: {e.samples.sizes}", "Two routes")
     if relation in (Relation.OTHERS, Relation.VALUES, Relation.OVERLAP) and original.sampler not in SHARED_OUT and (
@@ -141,7 +141,7 @@ def other_samples(e):
         if e.drawing and not e.samples.whole_numbers:
             return drawn_numbers(e)  # which may turn a sample into another one's like
         drawn = f"; both draw random numbers in each step, {e.by(e.drawing)}" * bool(e.drawing)
-        return Fault(f"other samples than {e.name} has in this step, in {e.samples.argument}: "
+        return Fault(f"different samples from those of {e.name} in this step, in {e.samples.argument}: "
                      f"{e.samples.sizes}{drawn}", "Two routes")
     return None
 
@@ -167,7 +167,7 @@ def other_factor(e):
 def unequal(e):
     """Parts that count as equals and are not."""
     if len({*e.samples.ranks}) > 1 and e.losses == Losses.MEAN_OF_SAMPLES:
-        return Fault(f"a mean over parts that are not equal: {e.samples.sizes}",
+        return Fault(f"the loss is a mean, but the ranks' parts are not equal: {e.samples.sizes}",
                      "Sums and unequal parts")
     if len({tuple(share.norms) for share in e.shares}) > 1:
         norms = ", ".join(f"{share.norms[-1]:.3g}" for share in e.shares if share.norms)
@@ -192,16 +192,16 @@ def drawn_numbers(e):
     """What is drawn for its own samples must differ between ranks; then no more can be compared."""
     if alike := [name for name in e.drawing if e.alike(name)]:
         return Fault(f"both draw random numbers in each step, {e.by(alike)}, and all "
-                     "ranks draw the same ones: for noise, augmentation or the samples of a batch",
+                     "ranks draw the same ones, perhaps for noise, augmentation or picking the samples of a batch",
                      "Random numbers")
     if parted := [name for name in e.drawing if name in e.alike_before]:
-        return Fault(f"the ranks drew the same random numbers until here, {e.by(parted)}, and do "
-                     "so no longer: one of them has drawn more", "Random numbers")
+        return Fault(f"the ranks drew the same random numbers up to this step, {e.by(parted)}, but "
+                     "no longer do: one of them has drawn more", "Random numbers")
     if e.drawing:
         where = f", seen in {' and '.join(drawn_values(e))}" * bool(drawn_values(e))
         return Fault(f"both draw random numbers in each step, {e.by(e.drawing)}, and each rank "
-                     f"draws its own{where}, as it should for noise and augmentation. Nothing more can be "
-                     "seen until these are 0 in both scripts, or drawn for the whole batch",
+                     f"draws its own{where}, which is right for noise and augmentation. Nothing more can be "
+                     "compared until these are turned off in both scripts, or drawn for the whole batch",
                      "Random numbers", unknown=True)
     return None
 
@@ -231,7 +231,7 @@ def own_order(e):
         return None  # what was drawn made the model and the data
     for name in e.one.draws:
         if name not in e.each_step and len({*e.states(name)}) > 1:
-            return Fault(f"the ranks draw different random numbers once a pass, {e.by([name])}, and "
+            return Fault(f"the ranks draw different random numbers once per pass over the data, {e.by([name])}, and "
                          f"are fed other samples than {e.name}: {e.samples.sizes}", "Random numbers")
     return None
 
@@ -249,7 +249,7 @@ def own_numbers(e):
     if values and e.in_workers:
         return Fault(f"{values} has values that {e.name} never feeds it, and loader workers draw "
                      f"random numbers, {e.by(e.in_workers)}: augmentation or noise. Nothing more can "
-                     "be seen until it is left out of both", "Random numbers", unknown=True)
+                     "be compared until it is turned off in both", "Random numbers", unknown=True)
     if values:
         return Fault(f"{values} has values that {e.name} never feeds it, and no random numbers are "
                      "drawn for them in each step: does each rank have its own data, or is it "
@@ -284,9 +284,9 @@ def what_is_known(e):
                      "Sums and unequal parts")
     if e.losses == Losses.OTHER:
         parts = ", ".join(f"{sum(share.losses):.6g}" for share in e.shares)
-        return Fault(f"{known}, and a loss of {parts} in the ranks, {sum(e.one.losses):.6g} in "
-                     f"{e.name}: neither their mean nor their sum is that. Do parts count "
+        return Fault(f"{known}, but the ranks' losses are {parts}, and it is {sum(e.one.losses):.6g} in "
+                     f"{e.name}: neither their mean nor their sum equals it. Do parts count "
                      f"differently (padding, ignore_index), is something computed over the batch (mining, a "
-                     f"contrast), or do labels, which the model is not fed, go with other samples? {said}",
+                     f"contrastive loss), or are labels, which the model does not see, paired with other samples? {said}",
                      "Errors that vary")
     return Fault(f"{known}; {said}", "Errors that vary")

@@ -1,4 +1,4 @@
-"""Does my converted script train the same as before? It runs both:
+"""Checks that a converted script trains the same as before, by running both:
 
 check-conversion "python train.py --epochs 2" \\
     "torchrun --standalone --nproc_per_node=2 train_ddp.py --epochs 2"
@@ -59,7 +59,7 @@ def check(args, workspace):
     verdict = compare(functools.partial(run, args.before, workspace, args),
                       functools.partial(run, args.after, workspace, args), args.float32)
     if changed := workspace.changed(OUTPUTS):
-        raise CannotSay(f"{changed[0]} changed during the check: if not by you, then by one of the scripts")
+        raise CannotSay(f"{changed[0]} changed during the check: one of the scripts changed it, unless you did")
     return verdict
 
 
@@ -71,11 +71,11 @@ def parse_args():
     parser.add_argument("--link", action="append", default=[], metavar="DIR",
                         help="a folder that is too large to copy: it is read where it is")
     parser.add_argument("--without", action="append", default=[], metavar="PATTERN",
-                        help="files that the copies lack: 'checkpoints/*.pt'")
+                        help="files to leave out of the copies, such as 'checkpoints/*.pt'")
     parser.add_argument("--float32", action="store_true",
-                        help="compare in float32, which is less sharp, and faster on GPUs")
+                        help="compare in float32, which is less sensitive, but faster on GPUs")
     parser.add_argument("--patience", type=float, default=60, metavar="SECONDS",
-                        help="seconds without a sign of life until a run counts as hung (60)")
+                        help="seconds without any activity until a run counts as hung (default: 60)")
     return parser.parse_args()
 
 
@@ -95,7 +95,7 @@ def main():
         print(f"cannot be judged: {reason}", file=sys.stderr)
     except Exception:
         traceback.print_exc()
-        print("cannot be judged: an error of the check's own", file=sys.stderr)
+        print("cannot be judged: the check itself failed", file=sys.stderr)
     finally:
         if workspace:
             workspace.remove()

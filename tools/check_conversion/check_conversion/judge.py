@@ -29,17 +29,17 @@ def resumed(run):
 
 def check_writes(run):
     if refused := run.remarks(About.WRITE):
-        raise CannotSay(f"{run.name} would write {refused[0]}, outside this folder. Under the check a script may "
-                        "write into its copy of the folder, and where tempfile does")
+        raise CannotSay(f"{run.name} tried to write {refused[0]}, outside this folder. Under the check, a script may "
+                        "write only into its copy of the folder and into tempfile's directory")
 
 
 def check_original(original):
     """Whether the original can be the measure."""
     if original.waits:
-        raise CannotSay(f"{original.name} itself takes no step: {' '.join(original.waits)}")
+        raise CannotSay(f"{original.name} itself hangs: {' '.join(original.waits)}")
     check_writes(original)
     if error := re.search(r"Error in sitecustomize.*\n(?:.*\n)?(.*)", original.stderr):
-        raise CannotSay(f"the check cannot begin in that Python: {error[1]}")
+        raise CannotSay(f"the check cannot start in the script's Python: {error[1]}")
     if original.status:
         raise CannotSay(f"{original.name} fails under the check ({own_error(original.stderr)}): "
                         "does it run without the check?")
@@ -50,12 +50,12 @@ def check_original(original):
 def check_nudged(original, nudged):
     """Whether it trains the same each time."""
     if nudged.waits:
-        raise CannotSay(f"{original.name} takes no step in its second run: "
+        raise CannotSay(f"{original.name} hangs in its second run: "
                         f"{' '.join(nudged.waits)}")
     if nudged.ranks:
         reason = unseeded(original, nudged)
         if reason:
-            raise CannotSay(f"{original.name} draws new numbers each time ({reason}): begin it "
+            raise CannotSay(f"{original.name} draws different random numbers in each run ({reason}): begin it "
                             "with torch.manual_seed(0), random.seed(0) and numpy.random.seed(0), "
                             "and seed its own generators with fixed numbers, not with the time; "
                             "a set of strings also has a different order in each run")
@@ -86,8 +86,8 @@ def how_it_ended(original, converted):
         error = own_error(converted.stderr)
         gone = re.search("Connection (reset|closed)", error)
         steps = ", ".join(map(str, counts)) or 0
-        ended = ": the rank that it waits for has ended" * bool(gone)
-        return Fault(f"it fails after {steps} steps of the ranks: {error}{ended}",
+        ended = " (the rank that it waits for has ended)" * bool(gone)
+        return Fault(f"it fails after the ranks took {steps} steps: {error}{ended}",
                      "Hangs" if gone else "Errors")
     if converted.outlived:
         return Fault("it leaves processes behind", "The end of a run")
@@ -103,7 +103,7 @@ def how_it_ended(original, converted):
 
 def say_training(agree, converted, counts, stood_still):
     count = len(converted.ranks)
-    yield (f"the same training{', but not shared out' * agree.not_shared_out}: {agree.steps} steps "
+    yield (f"the same training{', but not split between ranks' * agree.not_shared_out}: {agree.steps} steps "
            f"with {count} process{'es' * (count > 1)}{say_batchnorm(converted)}; compared: "
            + ", ".join(["training", *filter(None, counts)])
            + f"; not {', '.join(stood_still)}" * bool(stood_still))
@@ -130,7 +130,7 @@ def say_batchnorm(run):
     if run.batchnorm != {BatchNorm.SYNCHRONISED}:
         return ""
     if run.synchronised_at:
-        return f", BatchNorm as SyncBatchNorm, which {run.synchronised_at} does not call here"
+        return f", BatchNorm compared as SyncBatchNorm (the conversion at {run.synchronised_at} was not called)"
     return ", SyncBatchNorm"
 
 
@@ -146,7 +146,7 @@ def say_why(stood_still, converted):
     for what in stood_still:
         text, heading = STOOD_STILL[what]
         apart = what == "dropout" and converted.ranks and not ranks_draw_alike(converted)
-        more = "; the ranks would draw different numbers, as they should" if apart else ""
+        more = "; without the check, the ranks would draw different numbers, which is right" if apart else ""
         yield f'{text}{more}. See "{heading}" in {CHAPTER}.'
 
 
@@ -187,7 +187,7 @@ def judge_outputs(original, nudged, converted, agree):
     faults = [fault for part in parts.values() for fault in part.faults]
     if agree.blurred and not agree.not_shared_out and all(fault.measured for fault in faults):
         raise CannotSay(f"the same up to step {agree.blurred - 1} of {agree.steps}; from there on "
-                        "rounding alone moves the weights by 1% of what training does, and neither "
+                        "rounding alone moves the weights by 1% of what training does, so neither "
                         "smaller faults nor the figures of later steps can be judged")
     lines = [*say_training(agree, converted, [part.count for part in parts.values()], stood_still),
              *(line for name, part in parts.items() for line in say_part(name, part)),

@@ -63,7 +63,7 @@ def read_array(file):
         array = numpy.load(file, allow_pickle=False)
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))
     except ImportError:
-        raise Unreadable("numpy is not there") from None
+        raise Unreadable("numpy is not installed") from None
     except (TypeError, ValueError) as error:  # strings, records, objects
         raise Unreadable(f"{error}") from None
 
@@ -219,7 +219,7 @@ def compare_new_files(original, nudged, converted, drift):
         elif "unread" in (one.kind, other.kind):
             unread.append(f"{ours} ({other.why or one.why})")
         elif one.kind != other.kind:
-            faults.append(Fault(f"{ours} has {other.kind} instead of {one.kind}", "Saving"))
+            faults.append(Fault(f"{ours} is of kind {other.kind} instead of {one.kind}", "Saving"))
         else:
             parted, vary, said, compared = compare_file(
                 ours, (one, nudged_one, other), (original.name, converted.name), drift, in_other_order)

@@ -136,7 +136,7 @@ def compare_texts(texts, names, drift, verb="printed"):
         missing = []
     total = sum(map(len, original.values()))
     remarks = [named(f"not {verb} by {names[1]} in these words", missing),
-               named(f"not compared, because another run of {names[0]} has other lines",
+               named(f"not compared, because {names[0]} has different lines in each run",
                      other_words),
                named("compared except for what differs in each run, such as a time", varying)]
     said = (f"{same} of {total} lines the same" if total else
@@ -216,7 +216,7 @@ def compare_logged(original, nudged, converted, drift):
                                 f"{parted[0][0]:.6g}", "Printed figures", measured=True))
         same[to] += len(figures) - sum(moved) - len(parted)
     said = "; ".join(f"{to}: {count} figures the same" for to, count in same.items())
-    remark = named(f"not compared, because another run of {original.name} logs others", varying)
+    remark = named(f"not compared, because {original.name} logs different values in each run", varying)
     return Compared(said, many(sum(same.values()), "logged figure"), faults[:SHOWN],
                     [remark] if remark else [])
 
@@ -367,7 +367,7 @@ def compare_saved(original, nudged, converted, drift):
         remarks.append(f"not compared, because {original.name} saves it differently in each run: "
                        f"{', '.join(varying)}")
     if missing := [name for name in found if name not in in_both]:
-        faults.append(Fault(f"{len(others)} files are saved instead of {len(found)}, without "
+        faults.append(Fault(f"{len(others)} files are saved instead of {len(found)}; missing: "
                             f"{', '.join(missing)}", "Saving"))
     remarks += more_than_before(found, others, in_both, converted.name)
     if images := {*original.remarks(About.IMAGE), *converted.remarks(About.IMAGE)}:

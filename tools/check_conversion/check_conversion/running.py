@@ -90,7 +90,7 @@ def run(command, workspace, args, **options):
         kill(settings.records)
     status = started.wait()
     if status in (126, 127):
-        raise CannotSay(f"cannot be started: {(records / 'stderr').read_text().strip()}")
+        raise CannotSay(f"the command cannot be started: {(records / 'stderr').read_text().strip()}")
     found = read_run(script_of(command), records, status, waits, outlived)
     found.new_files = read_new_files(settings.copy, workspace.unchanged(Path(settings.copy)))
     return found
@@ -197,4 +197,4 @@ def own_error(stderr):
             place = f"{os.path.basename(found[1])}:{found[2]}"
         elif re.match(r"[\w.]*(Error|Exception)(: \S|$)|.*can't open file", line):
             return f"{who or 'it'} at {place}: {line[:300]}"
-    return ["it says nothing", *(line for line in stderr.splitlines() if line.strip("= "))][-1]
+    return ["it prints no error", *(line for line in stderr.splitlines() if line.strip("= "))][-1]

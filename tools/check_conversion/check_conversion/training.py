@@ -134,7 +134,7 @@ def between_ranks(ranks, shares):
                 heading = "Training goes through DDP" if without else heading
                 named = {"before": "weights", "after": "weights after the step"}.get(what, what)
                 text = f"{who} have different {named}: {where}"
-                alone = f" ({', '.join(without[:3])} in no DDP)" * bool(without)
+                alone = f" ({', '.join(without[:3])} not wrapped in DDP)" * bool(without)
                 return Fault(text + alone, heading)
     return None
 
@@ -142,10 +142,10 @@ def between_ranks(ranks, shares):
 def apart_in_shuffles(who, one, step):
     for a, b in zip(one.passes, step.passes):
         if a.shuffles and a.asked != b.asked:
-            return Fault(f"{who} shuffle differently, by DistributedSampler's seed and epoch "
+            return Fault(f"{who} shuffle differently, because DistributedSampler's seed and epoch are "
                          f"{a.asked} and {b.asked}", "Random numbers")
         if a.shuffles and a.sampler == b.sampler and a.length == b.length and a.drawn != b.drawn:
-            return Fault(f"{who} shuffle differently, each by random numbers of its own",
+            return Fault(f"{who} shuffle differently, each with its own random numbers",
                          "Random numbers")
     return None
 
@@ -158,7 +158,7 @@ def compare_scores(original, nudged, converted):
         values = [one.value for one in ours]
         if any(distance(values[:1], [value]) > 1e-6 * norm(values) for value in values):
             given = ", ".join(f"{value:.6g}" for value in values)
-            return Fault(f"ReduceLROnPlateau is given a different figure on each rank: {given}",
+            return Fault(f"ReduceLROnPlateau is given a different value on each rank: {given}",
                          "Decisions", ours[0].steps)
         moved = min(distance([a.value], [b.value]), norm([a.value]))
         if distance([a.value], values[:1]) > TIMES * moved + LARGE * norm([a.value]):

@@ -61,7 +61,7 @@ class Workspace:
             names = ", ".join(f"{name} ({sizes[name] / 1e9:.1f} GB)" for name in largest
                               if sizes[name] > 0.05 * total)
             raise CannotSay(f"each run would copy {total / 1e9:.1f} GB of this folder: {names}; "
-                            f"--link {largest[0]} lets them read it where it is")
+                            f"--link {largest[0]} lets the runs read it in place")
 
     def copy(self):
         """A new root, in which the folder's copy has the path that the folder has."""

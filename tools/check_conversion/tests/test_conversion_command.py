@@ -76,9 +76,9 @@ UNSEEDED = ("torch.manual_seed(0)", "torch.manual_seed(int(time.time()))")
 
 
 @pytest.mark.parametrize("script, says", [
-    ("import time\n" + changed(BEFORE, UNSEEDED), r"draws new numbers each time \(it begins with different weights\): begin it"),
+    ("import time\n" + changed(BEFORE, UNSEEDED), r"draws different random numbers in each run \(it begins with different weights\): begin it"),
     ("import numpy\n" + BEFORE.replace("model(x)", "model(x + numpy.random.rand())"),
-     r"draws new numbers each time \(step 1: by numpy\)"),
+     r"draws different random numbers in each run \(step 1: by numpy\)"),
     ("import torch\n1 / 0\n", r"fails under the check \(it at train.py:2: ZeroDivisionError: division by zero\): does"),
     ("import torch\n", "takes no optimizer step$")], ids=["weights by the time", "samples by numpy", "an error", "no step"])
 def test_an_original_that_cannot_be_the_measure_is_said_in_one_line(script, says):

@@ -294,17 +294,17 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
             "step 1: all gradients are 0.5 times .*the sum of the ranks' losses is the original's")),
         "no gradients": (at(1, after=times(1.01), gradients=times(0)), 1, NOT + "step 1: there are no gradients: does the opt"),
         "losses that no mean explains": (
-            otherwise(2), 1, NOT + "step 2: the same samples, and a loss of 7, 7 in the ranks.*or do labels.*Errors that vary"),
+            otherwise(2), 1, NOT + "step 2: the same samples, but the ranks' losses are 7, 7, and it is .*or are labels.*Errors that vary"),
         "another order on each rank": (at(1, [1], passes=lambda passes: [setattr(passes[-1], "asked", (1, 0)), passes][1]), 1, (
-            NOT + r"step 1: ranks 0 and 1 shuffle differently, by DistributedSampler's seed and epoch \(\) and \(1, 0\)")),
+            NOT + r"step 1: ranks 0 and 1 shuffle differently, because DistributedSampler's seed and epoch are \(\) and \(1, 0\)")),
         "the whole batch, and every loss is the whole": (in_turn(fed(whole), share_of_loss(1)), 1, (
-            "^the same training, but not shared out: 12 steps .*each rank computes all of it. See \"Two routes")),
+            "^the same training, but not split between ranks: 12 steps .*each rank computes all of it. See \"Two routes")),
         "the whole batch, and every loss is a part": (
             in_turn(fed(whole), share_of_loss(1 / 2)), 0, SAME + ".* every rank runs the forward pass on the whole batch"),
         "the whole batch, and a rate that follows it": (
             in_turn(fed(whole), at(2, options=rate(0.1))), 1, NOT + "step 2: each rank takes the whole batch"),
         "a second argument with other samples": (in_turn(fed(lambda run, rank: range(100, 112) if run == 2 and rank else part(
-            run, rank), "Sequential 1", True), otherwise(1)), 1, NOT + "step 1: other samples .* in Sequential 1"),
+            run, rank), "Sequential 1", True), otherwise(1)), 1, NOT + "step 1: different samples .* in Sequential 1"),
         "values of each rank, drawn by nothing": (in_turn(fed(lambda run, rank: range(100, 112) if run == 2 and rank else part(
             run, rank)), otherwise(1)), 1, NOT + "step 1: Sequential 0 has values that train.py never .*no random numbers are"),
         "a shorter epoch, before rates that follow it": (
@@ -315,7 +315,7 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
             "step 1: both draw random numbers in each step, by numpy, and each rank draws its own")),
         "the original's numbers, which are no cause": (draws(lambda run, rank: 1), 1, NOT + "step 1: the same samples"),
         "each rank's own numbers once a pass": (
-            own_numbers_once_a_pass, 1, NOT + "step 1: the ranks draw different random numbers once a pass, by numpy"),
+            own_numbers_once_a_pass, 1, NOT + "step 1: the ranks draw different random numbers once per pass over the data, by numpy"),
         "another rate": (at(5, options=rate(0.1)), 1, NOT + "step 5: different optimizer options: lr 0.1 instead of 0.05"),
         "another rate on one rank": (
             at(7, [1], options=rate(0.02)), 1, NOT + "step 7: ranks 0 and 1 have different optimizer options: lr 0.02 instead"),
@@ -334,10 +334,10 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
     "what `ReduceLROnPlateau` is given": {
         "another figure": (score(1, 1, 2, 2), 1, NOT + "step 6: ReduceLROnPlateau is given 2 instead of 1.*Decisions"),
         "NaN": (score(1, 1, NAN, NAN), 1, NOT + "step 6: ReduceLROnPlateau is given nan instead of 1"),
-        "NaN on a rank": (score(1, 1, 1, NAN), 1, NOT + "step 6: ReduceLROnPlateau is given a different figure on each"),
+        "NaN on a rank": (score(1, 1, 1, NAN), 1, NOT + "step 6: ReduceLROnPlateau is given a different value on each"),
         "NaN in all": (score(NAN, NAN, NAN, NAN), 0, SAME),
         "one on a rank alone": (score(1, 1, 1), 1, NOT + "step 6: ReduceLROnPlateau is given 1 figures in train.py, and 1, 0 on"),
-        "another one on a rank": (score(1, 1, 1, 2), 1, NOT + "step 6: ReduceLROnPlateau is given a different figure on each")},
+        "another one on a rank": (score(1, 1, 1, 2), 1, NOT + "step 6: ReduceLROnPlateau is given a different value on each")},
     "lines on stdout, and those that the script itself writes to stderr, as `logging` does": {
         "of all ranks": (stdout("loss 0.5\n" * 2, "loss 0.5\n" * 4), 1, SAME + ".*printed 4 times instead of 2: loss 0.5. See"),
         "none with figures": (
@@ -356,14 +356,14 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         "NaN": (logs([0.5], [0.5], [NAN]), 1, "TensorBoard: loss is nan instead of 0.5"),
         "NaN in both": (logs([NAN], [NAN], [NAN]), 0, "TensorBoard: 1 figures the same"),
         "some that vary": (logs([1, 1, 1], [1, 1, 9], [1, 1, 5]), 0, (
-            r"TensorBoard: 2 figures the same not compared, because another run of train.py logs others: TensorBoard: loss "
+            r"TensorBoard: 2 figures the same not compared, because train.py logs different values in each run: TensorBoard: loss "
             r"\(1 of 3\)")),
         "of all ranks": (logs([0.5], [0.5], [0.5] * 2), 1, "TensorBoard: loss is logged 2 times instead of 1. See \"Printed by"),
-        "what varies": (logs([1], [200], [2]), 0, "not compared, because another run of train.py logs others: TensorBoard: loss"),
-        "a name that varies": (logs([1], [1], [2], names=("at 3", "at 9", "at 5")), 0, "run of train.py logs others: .*at 3")},
+        "what varies": (logs([1], [200], [2]), 0, "not compared, because train.py logs different values in each run: TensorBoard: loss"),
+        "a name that varies": (logs([1], [1], [2], names=("at 3", "at 9", "at 5")), 0, "train.py logs different values in each run: .*at 3")},
     "files of `torch.save`": {
         "of all ranks": (saves(*[[("a.pt", 1, {})]] * 2, ranks=(0, 1)), 1, "a.pt is saved by more than one rank. See \"Saving"),
-        "none": (saves([("a.pt", 1, {})], []), 1, "0 files are saved instead of 1, without a.pt. See \"Saving"),
+        "none": (saves([("a.pt", 1, {})], []), 1, "0 files are saved instead of 1; missing: a.pt. See \"Saving"),
         "twice": (saves([("a.pt", 1, {})], [("a.pt", 1, {})] * 2), 1, "a.pt is saved 2 times instead of 1. See \"Decisions"),
         "another tensor, under a name that varies": (
             saves([("at-13.pt", 1, {})], [("at-17.pt", 999, {})], [("at-99.pt", 1, {})]), 1, "at-17.pt: a different weight is"),
@@ -408,16 +408,16 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         "an abort": (end(stderr="terminate called without an active", status=1), 1, NOT + "it aborts when it ends. See \"The"),
         "an error after a fault": (in_turn(at(5, options=rate(0.1)), end(stderr=(
             '  File "/home/me/train_ddp.py", line 9, in <module>\nValueError: my own'), status=1)), 1, NOT + (
-            "step 5: different.* it fails after 12, 12 steps of the ranks: it at train_ddp.py:9: ValueError: my own. See")),
+            "step 5: different.* it fails after the ranks took 12, 12 steps: it at train_ddp.py:9: ValueError: my own. See")),
         "an error of which another rank hears": (end(stderr="RuntimeError: Connection reset by peer", status=1), 1, NOT + (
-            ".*Connection reset by peer: the rank that it waits for has ended. See \"Hangs")),
+            ".*Connection reset by peer .the rank that it waits for has ended.. See \"Hangs")),
         "a rank that does not train": (end(started={0, 1, 2}), 1, NOT + (
             "rank 2 did not train: 3 processes were started, 2 trained. See \"Training goes through DDP")),
         "a process left behind": (end(outlived=[4711]), 1, NOT + "it leaves processes behind. See \"The end of a run"),
         "a file refused to the original": (
-            add((0, 0, Remark(About.WRITE, "/tmp/a"))), 2, UNKNOWN + "train.py would write /tmp/a, outside this folder. Under"),
+            add((0, 0, Remark(About.WRITE, "/tmp/a"))), 2, UNKNOWN + "train.py tried to write /tmp/a, outside this folder. Under"),
         "a file refused to the converted script": (
-            add((2, 1, Remark(About.WRITE, "/tmp/a"))), 2, UNKNOWN + "train_ddp.py would write /tmp/a, outside this folder"),
+            add((2, 1, Remark(About.WRITE, "/tmp/a"))), 2, UNKNOWN + "train_ddp.py tried to write /tmp/a, outside this folder"),
         "an original that resumes": (
             resumes, 2, UNKNOWN + "train.py takes no optimizer step; it reads words.pt, run.pt: .* 'run.pt'"),
         "another end of the original": (one_step_less, 2, UNKNOWN + "train.py takes more or fewer steps in the second run")},
@@ -441,7 +441,7 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
                 "theta, no time": ("theta: 1.25", "theta: 1.5"), "a duration, no time": ("3.5 s of speech", "3.9 s of speech"),
                 "a count": ("[96/240]", "[48/240]"), "a loss that is none": ("loss 0.5", "loss nan")}.items()} | {
         "a line": (stdout("loss 0.5\nspike 3", "loss 0.5", "loss 0.5"), 0, (
-            "printed: 1 of 2 lines the same not compared, because another run of train.py has other lines: spike 3")),
+            "printed: 1 of 2 lines the same not compared, because train.py has different lines in each run: spike 3")),
         "an array, the only one of its file": (new_file("a.npy", [1.], [9.], "as converted"), 0, (
             "^(?!.*npy;)(?!.*file the same: a.npy).*train.py writes it differently in each run: a.npy: a"))},
     "images, pickles, files of other kinds": {
@@ -470,7 +470,7 @@ def test_the_verdict_follows_from_what_was_noted(change, status, says, three):
 
 
 @pytest.mark.parametrize("status, says, after", [
-    (0, r"BatchNorm as SyncBatchNorm, which train_ddp.py:\d+ does not call here; .* csv; not autocast weights", changed(PLAIN, (
+    (0, r"BatchNorm compared as SyncBatchNorm .the conversion at train_ddp.py:\d+ was not called.; .* csv; not autocast weights", changed(PLAIN, (
         "optimizer =", "if torch.cuda.is_available():\n    nn.SyncBatchNorm.convert_sync_batchnorm(model)\noptimizer ="))),
     (1, "", synchronised("[dist.new_group([r]) for r in range(2)][rank]"))], ids=["on GPUs alone", "in groups of one rank"])
 def test_batchnorm_is_synchronised_as_it_would_be_on_gpus_over_unequal_parts(status, says, after):

@@ -100,28 +100,28 @@ ACCELERATE = changed(BEFORE, (
 
 NOT, SAME = "NOT THE SAME TRAINING ", "the same training: 12 steps .*weights within .e-1. .*2 of 2 lines the same"
 LIVE = {  # status, what is said, the two scripts, and with how many processes
-    "parts that are not equal": (1, NOT + "step 6: a mean over parts that are not equal", both(LESS, after=[WHOLE, PART]), 2),
+    "parts that are not equal": (1, NOT + "step 6: the loss is a mean, but the ranks' parts are not equal", both(LESS, after=[WHOLE, PART]), 2),
     "a last batch that is left out": (1, NOT + r"step 6: an epoch had 6 .* now has 5: DataLoader\(drop_last=True\)", both(
         LESS, after=[("sampler=sampler", "sampler=sampler, drop_last=True")]), 2),
-    "a shuffle by each rank": (1, NOT + "step 1: ranks 0 and 1 shuffle differently, each by random numbers", both(after=[
+    "a shuffle by each rank": (1, NOT + "step 1: ranks 0 and 1 shuffle differently, each with its own random", both(after=[
         ("optimizer = ", "torch.manual_seed(rank)\noptimizer = "), ("24 // world_size, sampler=sampler", "24, shuffle=True"),
         PART]), 2),
     "no set_epoch": (1, NOT + "step 7: .*set_epoch was not called", both(after=[("    sampler.set_epoch(epoch)\n", "")]), 2),
-    "no DDP": (1, NOT + "step 1: ranks 0 and 1 .*in no DDP.*Training goes through", both(after=NO_DDP), 2),
+    "no DDP": (1, NOT + "step 1: ranks 0 and 1 .*not wrapped in DDP.*Training goes through", both(after=NO_DDP), 2),
     "a second optimizer without DDP": (
-        1, NOT + "step 2: ranks 0 and 1 .*in no DDP", more(("other = DDP(nn.Linear(1, 1))", "other = nn.Linear(1, 1)")), 2),
+        1, NOT + "step 2: ranks 0 and 1 .*not wrapped in DDP", more(("other = DDP(nn.Linear(1, 1))", "other = nn.Linear(1, 1)")), 2),
     "noise from three generators": (1, "".join(rf"(?=.* {name} \(at train.py:{line}\))" for name, line in (
         ("torch", 20), ("numpy", 21), ("Python", 22))) + NOT + "step 1: both draw random numbers in each step", both(*NOISE), 2),
     "gradients clipped early": (1, NOT + "step 1: gradients are clipped before they are averaged, at norms of", more(
         *NO_DDP, (CLIP, CLIP + AVERAGE)), 2),
-    "a score of each rank": (1, NOT + "step .*: ReduceLROnPlateau is given a different figure on each rank", more(
+    "a score of each rank": (1, NOT + "step .*: ReduceLROnPlateau is given a different value on each rank", more(
         ("plateau.step(total.item())", "plateau.step(total.item() + rank)")), 2),
     "logged figures of one rank": (1, (
         r"(?=.*TensorBoard: mean is \S+ instead of)(?=.*wandb: mean is \S+ instead of).*written to stderr differently"), more(
         (FIGURES, FIGURES.replace("total", "loss"))), 2),
-    "targets of other samples, in a mapping": (1, NOT + r"step 1: Net 1.targets\[\].y goes with other samples of", both(
+    "targets of other samples, in a mapping": (1, NOT + r"step 1: Net 1.targets\[\].y is paired with other samples of", both(
         *TREE, after=[("        loss = model", "        y = y.flip(0)\n        loss = model")]), 2),
-    "a part of one sample": (1, r"it fails after \d, .*train_ddp.py:\d+: .* a part of one sample under", both(
+    "a part of one sample": (1, r"it fails after the ranks took \d, .*train_ddp.py:\d+: .* a rank's part has only one sample", both(
         ("randn(144", "randn(122"), (MODEL, NORMS), after=[WHOLE, PART]), 2),
     "FSDP's first version": (2, "the check cannot follow FullyShardedDataParallel, FSDP's first version", both(after=[
         ("import DistributedDataParallel as DDP", "import DistributedDataParallel\nfrom torch.distributed.fsdp import "

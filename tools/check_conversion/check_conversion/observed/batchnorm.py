@@ -64,7 +64,7 @@ def normalize_frozen(input, running_mean, running_var, weight, bias, training, e
         try:
             F._verify_batch_size(input.size())
         except ValueError as error:
-            raise ValueError(f"{error}: a part of one sample under BatchNorm") from None
+            raise ValueError(f"{error}: a rank's part has only one sample, and BatchNorm needs more") from None
     return normalize(input, running_mean, running_var, weight, bias, running_mean is None, 0, eps)
 
 

@@ -45,7 +45,7 @@ def protect(path, event="open"):
         return  # which is an error of its own
     if is_users(path, event in FOLLOW):
         notes.note(Remark(About.WRITE, path))
-        raise PermissionError(errno.EACCES, "kept as it is by check_conversion", path)
+        raise PermissionError(errno.EACCES, "write-protected by check_conversion", path)
 
 
 def note_written(path):
