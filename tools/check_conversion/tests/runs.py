@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy
 import torch
-from check_conversion import command, judge, new_files, observed, running
+from check_conversion import command, new_files, observed, running
 from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
 
@@ -26,37 +26,7 @@ data = TensorDataset(x, x.sum(dim=1, keepdim=True))
 loader = DataLoader(data, 24, shuffle=True)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-best = 100
 for epoch in range(2):
-    total = 0
-    for x, y in loader:
-        loss = nn.functional.mse_loss(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total += loss.item() * len(x)
-    print(f"epoch {epoch} | loss {total / len(data):.4f}", flush=True)
-torch.save(model.state_dict(), "model.pt")
-"""
-AFTER = """
-import torch
-import torch.distributed as dist
-import torch.distributed.nn
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-dist.init_process_group("gloo")
-rank, world_size = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(0)
-x = torch.randn(144, 4)
-data = TensorDataset(x, x.sum(dim=1, keepdim=True))
-sampler = DistributedSampler(data)
-loader = DataLoader(data, 24 // world_size, sampler=sampler)
-model = DDP(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-for epoch in range(2):
-    sampler.set_epoch(epoch)
     total = torch.zeros(1)
     for x, y in loader:
         loss = nn.functional.mse_loss(model(x), y)
@@ -64,25 +34,13 @@ for epoch in range(2):
         loss.backward()
         optimizer.step()
         total += loss.item() * len(x)
-    dist.all_reduce(total)
-    if rank == 0:
-        print(f"epoch {epoch} | loss {total.item() / len(data):.4f}", flush=True)
-if rank == 0:
-    torch.save(model.module.state_dict(), "model.pt")
-del model
-dist.destroy_process_group()
+    print(f"epoch {epoch} | loss {total.item() / len(data):.4f}", flush=True)
+torch.save(model.state_dict(), "model.pt")
 """
-# Lines of theirs that tests change.
+# Lines of it that tests change.
 MODEL = "nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))"
 LOSS = "nn.functional.mse_loss(model(x), y)"
 STEP = "        optimizer.step()\n"
-REDUCE = "    dist.all_reduce(total)\n"
-PART = ("    for x, y in loader:\n", "    for x, y in loader:\n        x, y = x[rank::world_size], y[rank::world_size]\n")
-WHOLE = ("24 // world_size, sampler=sampler", "24, shuffle=True, generator=torch.Generator().manual_seed(0)")
-LESS = ("randn(144", "randn(133")  # the last batch has 13 samples
-
-forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(["runs", "torch._dynamo", "torch.distributed.nn", "torch.distributed.tensor", "torch.utils.data"])
 
 
 def changed(text, *changes):
@@ -90,6 +48,48 @@ def changed(text, *changes):
         assert old in text, old
         text = text.replace(old, new)
     return text
+
+
+AFTER = changed(
+    BEFORE, ("import torch\n", "import torch\nimport torch.distributed as dist\nimport torch.distributed.nn\n"),
+    ("import DataLoader", "import DataLoader, DistributedSampler"),
+    ("torch.manual_seed", "DDP = nn.parallel.DistributedDataParallel\n"
+                          "dist.init_process_group('gloo')\n"
+                          "rank, world_size = dist.get_rank(), dist.get_world_size()\ntorch.manual_seed"),
+    ("loader = DataLoader(data, 24, shuffle=True)",
+     "sampler = DistributedSampler(data)\nloader = DataLoader(data, 24 // world_size, sampler=sampler)"),
+    (MODEL, f"DDP({MODEL})"),
+    ("    total = torch", "    sampler.set_epoch(epoch)\n    total = torch"),
+    ("    print(", "    dist.all_reduce(total)\n    if rank == 0:\n        print("),
+    ("torch.save(model", "if rank == 0:\n    torch.save(model.module")) + "del model\ndist.destroy_process_group()\n"
+
+
+def both(*changes, before=(), after=(), of=(BEFORE, AFTER)):
+    """The two scripts with the same changes, and with those of each alone."""
+    return (changed(of[0], *changes, *before),
+            changed(of[1], *[change for change in changes if change[0] in of[1]], *after))
+
+
+NORM = "nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))"
+# With BatchNorm, autocast, a progress bar, a buffer that nothing trains, and an evaluation in a csv.
+RICH = both(
+    (MODEL, NORM), ("import torch\n", "import torch\nimport tqdm\n"), ("in loader:", "in tqdm.tqdm(loader):"),
+    ("optimizer = ", "scaler, memory = torch.amp.GradScaler('cpu'), nn.Module()\n"
+                     "memory.register_buffer('keys', torch.zeros(2, 4))\noptimizer = "),
+    (f"        loss = {LOSS}", f"        with torch.autocast('cpu', torch.bfloat16):\n            loss = {LOSS}"),
+    ("loss.backward()", "scaler.scale(loss).backward()"),
+    (STEP, "        scaler.step(optimizer)\n        scaler.update()\n"
+           "        memory.keys += next(model.parameters()).detach().mean()\n"),
+    ("    total = torch", "    with torch.no_grad():\n        model.eval()\n"
+                          "        held_out = nn.functional.mse_loss(model(data.tensors[0]), data.tensors[1])\n"
+                          "        model.train()\n    total = torch"),
+    ("print(f", "print(f'{epoch},{held_out.item():.6f}', file=open('log.csv', 'a')); print(f"),
+    before=[("model.state_dict()", "[model.state_dict(), memory.state_dict()]")],
+    after=[("model.module.state_dict()", "[model.module.state_dict(), memory.state_dict()]"),
+           ("tqdm(loader", "tqdm(loader, disable=rank != 0"), (NORM, f"nn.SyncBatchNorm.convert_sync_batchnorm({NORM})")])
+
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(["runs", "torch._dynamo", "torch.distributed.nn", "torch.distributed.tensor", "torch.utils.data"])
 
 
 def be_process(script, arguments, records, environment):
@@ -113,12 +113,11 @@ def record(text, processes=0, name="train.py", arguments=(), workspace=None, **o
     Path(name).write_text(text)
     ours = workspace or Workspace(".")
     settings = running.prepare(ours, **options)
-    environment = {**settings.as_environment(), "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(ours.temporary)}
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun has one
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
              for rank in range(processes)]
-    given = f"{settings.copy}/{name}", arguments, settings.records
+    given, environment = (f"{settings.copy}/{name}", arguments, settings.records), running.environment(ours, settings)
     started = [forks.Process(target=be_process, args=(*given, environment | rank)) for rank in ranks or [{}]]
     try:
         for process in started:
@@ -139,11 +138,6 @@ def record(text, processes=0, name="train.py", arguments=(), workspace=None, **o
 record_once = functools.cache(record)  # of an original that many tests have
 
 
-def record_twice(text, **options):
-    """The original's two runs."""
-    return record_once(text, **options), record_once(text, nudged=True, **options)
-
-
 def in_words(verdict):
     """Status and words of the check."""
     try:
@@ -156,21 +150,7 @@ def in_words(verdict):
     return status, " ".join(said.split())
 
 
-def verdict(original, nudged, converted):
-    def say():
-        judge.check_original(original)
-        return judge.judge(original, nudged, converted)
-    return in_words(say)
-
-
-def check(before, after, processes=2, arguments=(), name="train_ddp.py", float32=False):
+def check(before, after, processes=2, arguments=(), name="train_ddp.py"):
     """As the command does."""
-    return in_words(lambda: command.compare(
-        functools.partial(record_once, before, arguments=arguments),
-        functools.partial(record, after, processes, name, arguments), float32))
-
-
-def both(*changes, before=(), after=()):
-    """The two scripts with the same changes, and with those of each alone."""
-    return (changed(BEFORE, *changes, *before),
-            changed(AFTER, *[change for change in changes if change[0] in AFTER], *after))
+    return in_words(lambda: command.compare(functools.partial(record_once, before, arguments=arguments),
+                                            functools.partial(record, after, processes, name, arguments)))
