@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # of check_conversion, which need not be installed
 pytest.register_assert_rewrite("runs")
 
 
@@ -12,7 +11,7 @@ pytest.register_assert_rewrite("runs")
 def folder(tmp_path, monkeypatch):
     """Each test works in a folder of its own, and finds torchrun."""
     monkeypatch.chdir(tmp_path)
-    for name, value in {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
-                        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     return tmp_path

@@ -1,63 +1,44 @@
-"""check-conversion as a command: what it says, how processes end that it starts, and that nothing of them is left."""
+"""check-conversion as a command: what it says, and how processes end that it starts."""
 import os
 import re
-import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from check_conversion import command, running
-from check_conversion.verdict import CannotSay, Verdict
+from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
-from runs import AFTER, BEFORE, STEP, changed, check
+from runs import AFTER, BEFORE, STEP, TOOL, changed, check
+
+SPAWN = "\nif __name__ == '__main__':\n    import torch\n    torch.multiprocessing.spawn(main, nprocs=2)\n"
 
 
-@pytest.fixture(autouse=True)
-def signals():
-    """The command has handlers of its own."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-SPAWNED = """
-import runpy, sys
-import torch.multiprocessing as mp
-
-def be_rank(rank):
-    sys.argv = ["ranks.py", str(rank)]
-    runpy.run_path("ranks.py")
-
-if __name__ == "__main__":
-    mp.spawn(be_rank, nprocs=2)
-"""
-
-
-def test_two_commands_are_compared_also_ranks_that_their_script_spawns(monkeypatch, capsys):
-    Path("train.py").write_text("def main(args):\n" + re.sub("^", "    ", BEFORE, flags=re.MULTILINE) + "\nmain([])\n")
-    Path("train_ddp.py").write_text(SPAWNED)
-    Path("ranks.py").write_text("import os, sys\n" + changed(
-        AFTER, ('("gloo")', '("gloo", rank=int(sys.argv[1]), world_size=2, init_method=f"file://{os.getcwd()}/met")')))
+def test_two_commands_are_compared_also_ranks_that_their_script_spawns():
+    after = changed(AFTER, ("('gloo')", "('gloo', f'file://{os.getcwd()}/met', rank=rank, world_size=2)"))
+    Path("train.py").write_text(f"def main():\n{textwrap.indent(BEFORE, '    ')}\nmain()\n")
+    Path("train_ddp.py").write_text(f"import os\ndef main(rank):\n{textwrap.indent(after, '    ')}{SPAWN}")
     files = {*os.listdir()}
-    monkeypatch.setattr("sys.argv", ["check-conversion", "--patience=300", "python train.py", "python train_ddp.py"])
-    status, said = command.main(), capsys.readouterr().out
-    assert status == 0 and re.match(
+    found = subprocess.run([sys.executable, TOOL, "--patience=300", "python train.py", "python train_ddp.py"],
+                           capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0 and re.match(
         r"the same training: 12 steps with 2 processes; compared: training, 2 lines, 1 save\n"
         r"weights within \de-1\d of their norm; rounding alone moves them by \de-1\d\n"
-        r"printed: 2 of 2 lines the same\nsaved: 1 file the same: model.pt\n", said), said
+        r"printed: 2 of 2 lines the same\nsaved: 1 file the same: model.pt\n", found.stdout), found
     assert {*os.listdir()} == files
 
 
-@pytest.mark.parametrize("outputs, status", [((), 2), ((3,), 0)], ids=["by somebody", "by the verdict, which goes there"])
-def test_a_file_that_changes_meanwhile_is_said_before_any_verdict(outputs, status, monkeypatch, capsys):
+def test_a_file_that_changes_meanwhile_is_said_instead_of_any_verdict_unless_the_verdict_goes_there(monkeypatch):
     file = os.open("check.txt", os.O_WRONLY | os.O_CREAT)
-    monkeypatch.setattr(command, "compare", lambda *_: Verdict(0, ["the same training" * bool(os.write(file, b"changed"))]))
-    monkeypatch.setattr(command, "OUTPUTS", [file for _ in outputs])
-    monkeypatch.setattr("sys.argv", ["check-conversion", "python train.py", "torchrun train_ddp.py"])
-    assert command.main() == status
-    said = capsys.readouterr()
-    assert ("the same training" in said.out) == (not status) == ("check.txt changed during the check" not in said.err)
+    workspace, args = Workspace("."), SimpleNamespace(before="python train.py", after="torchrun train_ddp.py", float32=False)
+    monkeypatch.setattr(command, "compare", lambda *_: os.write(file, b"changed"))
+    with pytest.raises(CannotSay, match="check.txt changed during the check"):
+        command.check(args, workspace)
+    monkeypatch.setattr(command, "OUTPUTS", [file])
+    assert command.check(args, workspace)
+    workspace.remove()
 
 
 @pytest.mark.parametrize("script, says", [
@@ -71,21 +52,15 @@ def test_an_original_that_cannot_be_the_measure_is_said_in_one_line(script, says
     assert status == 2 and re.match(f"cannot be judged: train.py {says}", said)
 
 
-@pytest.fixture
-def start(monkeypatch):
-    """Runs any command in a copy of the folder; nothing of it is left after the test."""
-    monkeypatch.setattr(running, "ENDING", 1)
-    workspaces = []
-
-    def run(command, *interrupted):
-        workspaces.append(Workspace("."))
-        return running.run(command, workspaces[0], SimpleNamespace(patience=5, interrupted=interrupted))
-    yield run
-    running.kill(str(workspaces[0].home))
-    workspaces[0].remove()
+def start(command, *interrupted):
+    workspace = Workspace(".")
+    try:
+        return running.run(command, workspace, SimpleNamespace(patience=5, interrupted=interrupted))
+    finally:
+        workspace.remove()
 
 
-def test_a_hang_is_shown_by_the_line_at_which_each_rank_waits_also_with_workers_that_load_files(start):
+def test_a_hang_is_shown_by_the_line_at_which_each_rank_waits_also_with_workers_that_load_files():
     Path("train_ddp.py").write_text(changed(
         AFTER, (STEP, f"{STEP}        if rank == 0:\n            dist.barrier()\n"), ("sampler=sampler", (
             "sampler=sampler, num_workers=1, worker_init_fn=lambda _: torch.load('nothing.pt')")),
@@ -95,7 +70,8 @@ def test_a_hang_is_shown_by_the_line_at_which_each_rank_waits_also_with_workers_
         rf"rank {rank}, after \d steps, waits at train_ddp.py:\d+, in \w+", one) for rank, one in enumerate(waits))
 
 
-def test_a_process_that_outlives_its_script_is_ended_and_said(start):
+def test_a_process_that_outlives_its_script_is_ended_and_said(monkeypatch):
+    monkeypatch.setattr(running, "ENDING", 1)
     process, = start("sleep 600 & true").outlived
     assert process not in running.processes("CHECK_CONVERSION")
 
@@ -107,7 +83,7 @@ def test_a_process_that_cannot_be_ended_is_named_and_not_waited_for(monkeypatch)
         running.kill("records")
 
 
-def test_ctrl_c_ends_what_runs_and_a_command_that_is_not_there_is_said(start):
+def test_ctrl_c_ends_what_runs_and_a_command_that_is_not_there_is_said():
     with pytest.raises(CannotSay, match="interrupted"):
         start("sleep 600", True)
     with pytest.raises(CannotSay, match=r"cannot be started: .*no_such_command.*not found"):

@@ -12,8 +12,8 @@ from runs import record
 @pytest.fixture
 def project(folder, monkeypatch):
     """Somebody's folder, with data beside it and behind links."""
-    for path in ("project/checkpoints/model.pt", "project/checkpoints/other.pt", "project/large/points.txt", "project/.git/config",
-                 "data/points.txt", "elsewhere/points.txt", ".hidden/points.txt"):
+    for path in ("project/checkpoints/model.pt", "project/checkpoints/other.pt", "project/.git/config",
+                 "project/large/points.txt", "data/points.txt", "elsewhere/points.txt", ".hidden/points.txt"):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text("1")
     Path("project/wandb.py").write_text("offline = True\n")  # a module of the user's own

@@ -24,7 +24,8 @@ def test_samples_of_all_ranks_relate_to_the_original_s_as_far_as_rounding_lets_t
 
 
 @pytest.mark.parametrize("relation, parts", [
-    (Losses.EACH, [3, 3]), (Losses.MEAN, [2, 4]), (Losses.SUM, [1, 2]), (Losses.MEAN_OF_SAMPLES, [2, 3.5]), (Losses.OTHER, [1, 1])])
+    (Losses.EACH, [3, 3]), (Losses.MEAN, [2, 4]), (Losses.SUM, [1, 2]), (Losses.MEAN_OF_SAMPLES, [2, 3.5]),
+    (Losses.OTHER, [1, 1])])
 def test_losses_of_the_ranks_make_up_the_original_s(relation, parts):
     assert losses(Step(losses=[3]), [Step(losses=[part]) for part in parts], Samples(ranks=(1, 2))) == relation
 
