@@ -13,7 +13,7 @@ observed/       works inside the user's processes
   guard.py        lets it write into its copy alone
   comparable.py   no dropout; float64
   batchnorm.py    BatchNorm over all ranks, or frozen
-  precision.py    no autocast, and where there would be some
+  precision.py    no autocast, and what would be on without the check
   sampling.py     one order of the samples, and the pass over them that each step belongs to
   generators.py   which random numbers were drawn, and by which line
   sketch.py       tensors in a few numbers
@@ -29,8 +29,9 @@ training.py     compares the weights and all that ranks must have alike, step by
 samples.py      which samples a step was made of
 buffers.py      whether buffers differ, or modules that no optimizer holds
 causes.py       why a step differs, by the evidence of these three
-outputs.py      compares what was printed, shown, logged and saved
-new_files.py    reads other new files when a run has ended, and compares them
+outputs.py      compares what was printed, shown and logged
+new_files.py    reads what a run has left in its copy, when it has ended
+files.py        compares that, and what torch.save was seen to save
 distances.py    how far two tensors are apart, and may be
 verdict.py      what a verdict is made of
 """

@@ -15,7 +15,7 @@ def between_ranks(shares):
     """What rank 0 and another have otherwise, and which that is."""
     for rank, share in enumerate(shares[1:], 1):
         names = [name for name, one in shares[0].untrained.items()
-                 if name in share.untrained and parts(one, one, share.untrained[name])]
+                 if name in share.untrained and differs(one, one, share.untrained[name])]
         if names:
             return names, rank
     return [], 0
@@ -25,35 +25,35 @@ def without_variable(name):
     return name.partition(".")[2] or name
 
 
-def parted(one, nudged, other):
-    """Whether its numbers part, its rows in any order, and its columns in any order."""
+def forms_that_differ(one, nudged, other):
+    """Whether its numbers differ, its rows in any order, and its columns in any order."""
     forms = [[getattr(tensor, form) for tensor in (one, nudged, other)]
              for form in ("sketch", "rows", "columns") if getattr(one, form)]
     return [distance(a, c) > max(TIMES * distance(a, b), LEAST * norm(a)) for a, b, c in forms]
 
 
-def parts(one, nudged, other):
-    return all(parted(one, nudged, other))
+def differs(one, nudged, other):
+    return all(forms_that_differ(one, nudged, other))
 
 
 def from_original(one, nudged, share):
     ours = {without_variable(name): tensor for name, tensor in share.untrained.items()}
     return [name for name, tensor in one.untrained.items() if name in nudged.untrained
             and (other := share.untrained.get(name) or ours.get(without_variable(name)))
-            and parts(tensor, nudged.untrained[name], other)]
+            and differs(tensor, nudged.untrained[name], other)]
 
 
 def reordered(original, nudged, converted):
     """Names of what holds the same rows or columns in another order at the end, as a queue may."""
     one, of_nudged, other = ({without_variable(name): tensor for name, tensor in run.ranks[0].steps[-1].untrained.items()}
                          for run in (original, nudged, converted))
-    found = {name: parted(tensor, of_nudged[name], other[name]) for name, tensor in one.items()
+    found = {name: forms_that_differ(tensor, of_nudged[name], other[name]) for name, tensor in one.items()
              if name in of_nudged and name in other}
     return {name for name, forms in found.items() if forms[0] and not all(forms)}
 
 
 def compare_untrained(k, steps, nudged, ranks, name):
-    """What has parted in step k or in the one before, of all ranks' steps; not what had long before,
+    """What differs in step k or in the one before, of all ranks' steps; not what did long before,
     without training going otherwise for it."""
     rows = [*zip(steps, nudged, *ranks)][:k]
     for which, (one, nudged_step, *shares) in enumerate(rows, 1):

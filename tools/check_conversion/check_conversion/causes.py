@@ -10,7 +10,7 @@ from check_conversion.verdict import Fault
 
 SHARED_OUT = ("", "no sampler", "RandomSampler", "SequentialSampler", "SubsetRandomSampler",
               "_InfiniteConstantSampler")  # by DistributedSampler, or a dataset's own lines
-SAID = {Relation.REPEATED: "repeated", Relation.LEFT_OUT: "left out",
+SAID = {Relation.REPEATED: "repeated", Relation.MORE: "added", Relation.LEFT_OUT: "left out",
         Relation.OVERLAP: "repeated, and others left out"}
 
 
@@ -25,11 +25,13 @@ class Evidence:
     losses: Losses
     lengths: tuple  # steps of the first pass over the samples, in both
     names: list  # of the parameters
+    lacking: str  # which of them the converted script's optimizer does not hold
     each_step: set  # generators that move from step to step in the original, not once a pass
     places: dict  # of generators: the user's line that drew
     alike_before: set  # generators whose states were the same in all ranks in the step before
     in_workers: list  # generators that moved in loader workers, of both runs
     blurred: bool  # rounding alone is large: what was seen counts, how far they parted does not
+    whole_before: bool  # in an earlier step, which agreed, each rank took the whole batch
     untrained: Callable  # what has parted that no optimizer holds
 
     @property
@@ -45,6 +47,12 @@ class Evidence:
         """The last pass over the samples of each."""
         return [step.passes[-1] if step.passes else Pass("", False)
                 for step in (self.one, *self.shares)]
+
+    @property
+    def factor_unclipped(self):
+        """Between their norms before they were clipped, if both scripts clip."""
+        one, ours = self.one.norms, self.shares[0].norms
+        return ours[-1] / one[-1] if one and ours and one[-1] else None
 
     def states(self, generator):
         return [share.states.get(generator) for share in self.shares]
@@ -74,7 +82,7 @@ class Evidence:
 def why(e):
     """What explains another step: the first of these that was seen."""
     seen = (not_trained(e) or other_length(e) or same_numbers(e)
-            or other_samples(e) or (not e.drawing and e.untrained()) or other_factor(e)
+            or other_samples(e) or (not e.drawing and e.untrained()) or other_clipping(e) or other_factor(e)
             or own_numbers(e) or unequal(e))
     return seen if seen or e.blurred else what_is_known(e)
 
@@ -111,6 +119,8 @@ def other_samples(e):
         return Fault(f"{name} is paired with other samples of {key} than in {e.name}", "Two routes")
     if relation == Relation.SAME:
         return None
+    if relation == Relation.WHOLE and e.whole_before:
+        return None
     if relation == Relation.WHOLE and n > 1:
         return Fault(f"each rank takes the whole batch: {e.samples.sizes}", "Two routes")
     if relation == Relation.ALIKE:
@@ -146,19 +156,35 @@ def other_samples(e):
     return None
 
 
+def other_clipping(e):
+    one, ours = (bool(step.norms) for step in (e.one, e.shares[0]))
+    if one != ours:
+        first, then = ("are", "no longer") if one else ("were not", "now")
+        return Fault(f"gradients {first} clipped in {e.name}, and are {then}", "What your script has")
+    if one and e.factor is not None and math.isclose(e.factor_unclipped, 1, rel_tol=1e-6):
+        return Fault(f"gradients are clipped to another norm: they are {e.factor:.4g} times those of {e.name}, and "
+                     "were the same before", "What your script has")
+    return None
+
+
 def other_factor(e):
     """Only where the factor explains the difference."""
     if e.factor is None:
         return None
-    is_factor = f"all gradients are {e.factor:.4g} times those of {e.name}"
-    if math.isclose(e.factor * e.count, 1, rel_tol=0.01) and e.count > 1:
+    factor = e.factor_unclipped or e.factor
+    is_factor = f"all gradients are {factor:.4g} times those of {e.name}"
+    is_factor = f"before they are clipped, {is_factor}" if e.factor_unclipped else is_factor
+    if math.isclose(factor * e.count, 1, rel_tol=0.01) and e.count > 1:
+        if e.losses == Losses.EACH:
+            return Fault(f"{is_factor}, which is 1 / the number of processes ({e.count}): each rank computes the whole "
+                         "loss, but its gradient reaches only the rank's own part; gather with gradients", "Losses over pairs")
         reason = ("the sum of the ranks' losses is the original's loss: DDP takes the mean over ranks, "
                   "so multiply by world_size" if e.losses == Losses.SUM else
                   "DDP takes the mean over ranks (is the loss a sum over the batch, or are "
                   "gradients clipped to another norm?)")
         return Fault(f"{is_factor}, which is 1 / the number of processes ({e.count}): {reason}",
                      "Sums and unequal parts")
-    if math.isclose(e.factor, e.count, rel_tol=0.01) and e.count > 1:
+    if math.isclose(factor, e.count, rel_tol=0.01) and e.count > 1:
         return Fault(f"{is_factor}, the number of processes", "Sums and unequal parts")
     return Fault(f"{is_factor}, with {e.count} process{'es' * (e.count > 1)}",
                  "Sums and unequal parts")

@@ -10,7 +10,10 @@ NO_LONGER = 0.1  # of a difference: a factor that leaves less of it explains it
 
 def norm(numbers):
     """Of those that are finite: nothing that is compared with it passes because it is NaN."""
-    size = math.hypot(*numbers)
+    try:
+        size = math.hypot(*numbers)
+    except OverflowError:  # a whole number that no float can hold
+        return math.inf
     return size if math.isfinite(size) else math.hypot(*filter(math.isfinite, numbers))
 
 
@@ -18,7 +21,11 @@ def distance(one, other):
     """Never NaN: where both have NaN or the same infinity they are equal, where one has, far apart."""
     if len(one) != len(other):
         return math.inf
-    if not math.isnan(apart := math.dist(one, other)):
+    try:
+        apart = math.dist(one, other)
+    except OverflowError:
+        return math.inf
+    if not math.isnan(apart):
         return apart
     apart = math.hypot(*(a - b for a, b in zip(one, other) if a != b and (a == a or b == b)))
     return math.inf if math.isnan(apart) else apart

@@ -1,10 +1,11 @@
 """The verdict: a function of three runs."""
 import re
 
-from check_conversion.new_files import compare_new_files
-from check_conversion.outputs import compare_bars, compare_errors, compare_lines, compare_logged, compare_saved
+from check_conversion.files import compare_new_files, compare_saved
+from check_conversion.outputs import compare_bars, compare_errors, compare_lines, compare_logged
 from check_conversion.protocol import About, BatchNorm
 from check_conversion.running import own_error
+from check_conversion.samples import Losses
 from check_conversion.training import Training, compare_training, unseeded
 from check_conversion.verdict import CHAPTER, CannotSay, Fault, Verdict
 
@@ -45,6 +46,8 @@ def check_original(original):
                         "does it run without the check?")
     if not original.ranks:
         raise CannotSay(f"{original.name} takes no optimizer step{resumed(original)}")
+    if len(original.ranks) > 1:
+        raise CannotSay(f"{len(original.ranks)} processes of {original.name} train: the check compares with one")
 
 
 def check_nudged(original, nudged):
@@ -72,6 +75,8 @@ def check_converted(converted):
     check_writes(converted)
     if unsupported := converted.remarks(About.UNSUPPORTED):
         raise CannotSay(f"the check cannot follow {unsupported[0]}")
+    if len({one.rank for one in converted.ranks}) < len(converted.ranks):
+        raise CannotSay(f"several processes of {converted.name} train as the same rank: the check compares one training")
 
 
 def how_it_ended(original, converted):
@@ -93,7 +98,7 @@ def how_it_ended(original, converted):
         return Fault("it leaves processes behind", "The end of a run")
     if not converted.ranks:
         raise CannotSay(f"{converted.name} takes no optimizer step{resumed(converted)}")
-    if idle := converted.untrained:
+    if idle := converted.idle:
         return Fault(f"rank {' and '.join(map(str, idle))} did not train: {len(idle) + len(counts)} processes were "
                      f"started, {len(counts)} trained", "Training goes through DDP")
     return None
@@ -112,8 +117,10 @@ def say_training(agree, converted, counts, stood_still):
     if agree.not_shared_out:
         yield str(Fault("each rank computes all of it", "Two routes"))
     elif agree.whole:
-        yield ("every rank runs the forward pass on the whole batch, but takes the loss of its own part "
-               "only")
+        parts = {*agree.whole} <= {Losses.MEAN, Losses.SUM, Losses.MEAN_OF_SAMPLES}
+        yield "every rank runs the forward pass on the whole batch" + ", but takes the loss of its own part only" * parts
+    elif agree.unseen == agree.steps and count > 1:
+        yield "the model is fed nothing that the check sees, so it cannot tell whether the ranks share the work"
     if agree.noise:
         yield (f"not compared, because their gradients are nothing but rounding: "
                f"{', '.join(agree.noise[:5])}{f' and {len(agree.noise) - 5} more' * (len(agree.noise) > 5)}")
@@ -136,8 +143,7 @@ def say_batchnorm(run):
 
 def what_stood_still(original, converted):
     steps = [step for run in (original, converted) for rank in run.ranks for step in rank.steps]
-    found = set().union(*(step.stood_still for step in steps))
-    found |= {"autocast" for step in steps if any("autocast" in what for what in step.precision)}
+    found = {what.partition(" ")[0] for step in steps for what in step.on}
     found |= {"BatchNorm" for step in steps if BatchNorm.FROZEN in step.batchnorm}
     return [what for what in STOOD_STILL if what in found]
 

@@ -1,8 +1,8 @@
 """What passes between the check and the processes that it observes.
 
 The check starts each command with `start/` on PYTHONPATH, so that each Python process of it installs
-`observed/`, and with one environment variable, CHECK_CONVERSION: the Settings, as JSON. In the
-folder of records each process writes, under its process id,
+`observed/`, and with one environment variable, CHECK_CONVERSION: the file of the Settings, as JSON, in
+the folder of records. There each process writes, under its process id,
 
     PID.notes    pairs of its rank and a record (the dataclasses below), pickled one after the other
     PID.alive    touched while it computes
@@ -31,6 +31,7 @@ class Settings:
     """What an observed process is told."""
     records: str  # the folder of records
     home: str  # all that the check makes lies below: it may be written
+    temporary: str  # below it too: where tempfile writes
     root: str  # of the copy: beside the copy it links to what lies around the user's folder
     copy: str  # of the user's folder: where the script works
     protected: list  # the user's own folders, which nothing may change
@@ -40,10 +41,13 @@ class Settings:
 
     @classmethod
     def given(cls):
-        return cls(**json.loads(os.environ[VARIABLE]))
+        return cls(**json.loads(Path(os.environ[VARIABLE]).read_text()))
 
     def as_environment(self):
-        return {VARIABLE: json.dumps(dataclasses.asdict(self))}
+        """What a process needs to find them; the folder is also how its processes are found."""
+        file = Path(self.records, "settings")
+        file.write_text(json.dumps(dataclasses.asdict(self)))
+        return {VARIABLE: str(file), "TMPDIR": self.temporary}
 
     def file(self, ending):
         """Of this process."""
@@ -79,7 +83,6 @@ class Pass:
     again: bool = False  # it was asked for these before
     drawn: int = 0  # a checksum of the order that it would have had
     steps: int = 0  # that it has led to so far
-    workers: int = 0  # of its loader
     drop_last: str = ""  # the class that was told so, the loader's or the sampler's
 
 
@@ -105,11 +108,10 @@ class Step:
     after_model: dict = field(default_factory=dict)  # the same, when the model was last called
     draws: list = field(default_factory=list)  # generators that moved since the step before
     drawn_at: dict = field(default_factory=dict)  # the user's line that moved each, once a run
-    stood_still: set = field(default_factory=set)  # of what the check keeps from changing
     untrained: dict = field(default_factory=dict)  # Untrained by names, before the step
     batchnorm: set = field(default_factory=set)  # of BatchNorm, so far
     synchronised_at: str = ""  # the user's line that has BatchNorm synchronised on GPUs alone
-    precision: set = field(default_factory=set)  # what was on: "autocast in bfloat16", "GradScaler"
+    on: set = field(default_factory=set)  # but for the check: "autocast in bfloat16", "GradScaler", "dropout of 0.5"
 
 
 @dataclass
@@ -122,8 +124,16 @@ class Began:
 
 
 @dataclass
+class Numbers:
+    """A tensor in a file, in several sketches, for large numbers would hide small ones, or NaN all."""
+    shape: list
+    sketches: list
+    whole: bool = False  # counts, which are never rounded
+
+
+@dataclass
 class Saved:
-    """One torch.save: of each tensor its shape and sketch, of each plain value itself."""
+    """One torch.save: of each tensor its Numbers, of each plain value itself."""
     path: str
     tensors: dict
     values: dict
@@ -137,6 +147,7 @@ class Logged:
     to: str
     name: str
     value: float
+    step: int = None  # that it was logged for, if that was said
 
 
 @dataclass
@@ -160,7 +171,6 @@ class About(Enum):
     WRITE = "a file outside the copy would have been written"
     DREW = "a generator moved in a loader worker"
     WRITTEN = "a file of the copy was opened to be written anew"
-    IMAGE = "an image was saved, which is not compared"
     UNSUPPORTED = "something that the check cannot follow"
 
 

@@ -1,10 +1,12 @@
 """Runs a command until it ends or hangs, and reads what it noted."""
 import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +50,7 @@ class Run:
     started: set = field(default_factory=set)  # ranks, whether they noted anything or not
 
     @property
-    def untrained(self):
+    def idle(self):
         """Ranks that took no step."""
         return sorted({*self.started, *(one.rank for one in self.processes)} - {one.rank for one in self.ranks})
 
@@ -76,8 +78,8 @@ def run(command, workspace, args, **options):
     records = Path(settings.records)
     with open(records / "stdout", "w") as stdout, open(records / "stderr", "w") as stderr:
         started = subprocess.Popen(
-            workspace.in_copy(command, Path(settings.copy)), shell=True, cwd=settings.copy,
-            start_new_session=True, env=environment(workspace, settings),
+            ["bash", "-o", "pipefail", "-c", workspace.in_copy(command, Path(settings.copy))],  # | tee has a status too
+            cwd=settings.copy, start_new_session=True, env=environment(workspace, settings),
             stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
     waits, outlived = [], []
     try:
@@ -101,13 +103,14 @@ def prepare(workspace, **options):
     root, copy = workspace.copy()
     records = root.with_name(f"{root.name}.records")
     records.mkdir()
-    return Settings(str(records), str(workspace.home), str(root), str(copy),
+    temporary = tempfile.mkdtemp(prefix="t", dir=workspace.home)  # short: sockets have names of at most 107 letters
+    return Settings(str(records), str(workspace.home), temporary, str(root), str(copy),
                     [*map(str, workspace.protected)], **options)
 
 
 def environment(workspace, settings):
     path = os.environ.get("PYTHONPATH")
-    added = {**settings.as_environment(), "PWD": settings.copy, "TMPDIR": workspace.temporary,
+    added = {**settings.as_environment(), "PWD": settings.copy,
              "PYTHONPATH": f"{START}:{path}" if path else START,
              "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "offline",  # where they would be stored
              "TORCH_COMPILE_DISABLE": "1", "NVIDIA_TF32_OVERRIDE": "0"}
@@ -180,7 +183,8 @@ def script_of(command):
 
 
 def read_run(name, records, status=0, waits=(), outlived=()):
-    stdout, errors = ("".join(file.read_text(errors="replace") for file in sorted(records.glob(f"*{stream}")))
+    root = json.loads((records / "settings").read_text())["root"]  # so that paths are those of the folder itself
+    stdout, errors = ("".join(file.read_text(errors="replace") for file in sorted(records.glob(f"*{stream}"))).replace(root, "")
                       for stream in ("stdout", "errors"))
     stderr = (records / "stderr").read_text(errors="replace")
     started = {int(file.read_text() or 0) for file in records.glob("*.rank")}
@@ -196,5 +200,5 @@ def own_error(stderr):
         if found and not re.search('/lib/python|/check_conversion/|"<', line):
             place = f"{os.path.basename(found[1])}:{found[2]}"
         elif re.match(r"[\w.]*(Error|Exception)(: \S|$)|.*can't open file", line):
-            return f"{who or 'it'} at {place}: {line[:300]}"
+            return f"{who} at {place}: {line[:300]}".removeprefix("None ")
     return ["it prints no error", *(line for line in stderr.splitlines() if line.strip("= "))][-1]

@@ -13,6 +13,7 @@ class Relation(Enum):
     WHOLE = "all of them on each rank"
     ALIKE = "every rank has the same, and not all"
     REPEATED = "all of them, and some twice"
+    MORE = "all of them, and others"
     LEFT_OUT = "fewer of them"
     OVERLAP = "no others, but some twice and some not at all"
     OTHERS = "samples that the original has in another step"
@@ -73,7 +74,8 @@ def relate(original, ranks):
     if len(ranks) > 1 and all(len(rank) == matched(rank, ranks[0]) for rank in ranks):
         return Relation.ALIKE, share
     if found == len(original):
-        return Relation.REPEATED, share
+        known = all(matched([one], original) for one in together)
+        return (Relation.REPEATED if known else Relation.MORE), share
     if found == len(together):
         return Relation.LEFT_OUT, share
     if all(len(rank) == matched(rank, original) for rank in ranks):
@@ -90,7 +92,7 @@ def of_argument(name, step, shares):
     found = {axis: relate(checksums(step, name, axis),
                           [checksums(share, name, axis) for share in shares])
              for axis in ("one", "rows", "columns")}
-    best = max(found, key=lambda axis: found[axis][1])
+    best = max(found, key=lambda axis: (found[axis][0] != Relation.UNKNOWN, found[axis][1]))
     return best, found[best][0]
 
 
@@ -167,7 +169,7 @@ def relation_of(argument, step, shares, steps):
 
 def padded_otherwise(argument, step, shares):
     """Parts are as wide as their longest sample: tokens[:, :-1] cuts that one alone."""
-    widths = {tuple(fed.shape[1:]) for one in (step, *shares) for fed in one.fed if fed.name == argument}
+    widths = {frozenset(tuple(fed.shape[1:]) for fed in one.fed if fed.name == argument) for one in (step, *shares)}
     ours = [number for share in shares for number in checksums(share, argument, "rows")]
     return len(widths) > 1 and matched(checksums(step, argument, "rows"), ours) > 0.5 * len(ours)
 

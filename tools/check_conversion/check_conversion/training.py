@@ -17,6 +17,8 @@ from check_conversion.samples import Losses, Relation
 from check_conversion.verdict import CannotSay, Fault
 
 LEAST = 1e-8  # of what training moves the weights: no fault that anybody makes is smaller
+ALIKE = 1e-10, 1e-6  # of what all ranks have alike, in float64 and in float32: they have the same bits
+SCHEDULED = "lr ", "momentum ", "betas "  # options that may follow the number of steps
 NOISE = 1e-9  # of the largest gradient: one that is 0 in theory, a bias before a norm
 
 
@@ -56,7 +58,7 @@ class Rounding:
         return not any(self.seen.values()) or any(
             self.moved.get(which) and not seen for which, seen in self.seen.items())
 
-    def parts(self, one, other, which):
+    def differs(self, one, other, which):
         return not distance(one, other) <= max(TIMES * self.drift[which], LEAST * self.moved.get(which, 0))
 
 
@@ -76,13 +78,20 @@ def noise_in(steps, nudged):
                     if whose == which and 2 * count > total[which]] for which in total}
 
 
-def without(places, step):
-    """The step, but for some of the tensors."""
-    def rest(numbers):
-        return [number for place, tensor in enumerate(of_tensors(numbers)) if place not in places
-                for number in tensor]
-    return replace(step, before=rest(step.before), after=rest(step.after),
-                   gradients=rest(step.gradients)) if places else step
+def taking(places, step):
+    """The step, with these of its tensors, in this order."""
+    def some(numbers):
+        tensors = of_tensors(numbers)
+        return [number for place in places if place < len(tensors) for number in tensors[place]]
+    return replace(step, before=some(step.before), after=some(step.after), gradients=some(step.gradients))
+
+
+def places_of(names, ours):
+    """Where the parameters of these names are in an optimizer of the other script, which may hold them in
+    another order."""
+    if sorted(names) != sorted(ours) or len({*names}) < len(names):
+        return [*range(len(ours))]
+    return [ours.index(name) for name in names]
 
 
 def unseeded(original, nudged):
@@ -105,14 +114,17 @@ def unseeded(original, nudged):
 
 # What all ranks must have alike.
 
-def other_options(one, other):
-    """What two optimizers have been told otherwise: lr 0.1 instead of 0.05."""
+def other_options(one, other, nudged=None):
+    """What two optimizers have been told otherwise: lr 0.1 instead of 0.05; not what rounding moves."""
     def same(a, b):
         return a == b or (isinstance(a, float) and isinstance(b, float)
-                          and math.isclose(a, b, rel_tol=1e-6))
-    return ", ".join(sorted({f"{name} {new.get(name)} instead of {old[name]}"
-                             for old, new in zip(one.options, other.options)
-                             for name in old if not same(old[name], new.get(name))}))
+                          and (math.isclose(a, b, rel_tol=1e-6) or (a != a and b != b)))
+    if len(one.options) != len(other.options):
+        return [f"{len(other.options)} groups of parameters instead of {len(one.options)}"]
+    again = nudged.options if nudged else one.options
+    return sorted({f"{name} {new.get(name)} instead of {old[name]}"
+                   for old, new, known in zip(one.options, other.options, again) for name in old
+                   if not same(old[name], new.get(name)) and same(old[name], known.get(name))})
 
 
 def between_ranks(ranks, shares):
@@ -121,14 +133,14 @@ def between_ranks(ranks, shares):
         who, one = f"ranks 0 and {other.rank}", shares[0]
         began = other.of(Began)[step.optimizer]
         if options := other_options(one, step):
-            return Fault(f"{who} have different optimizer options: {options}", "Decisions")
+            return Fault(f"{who} have different optimizer options: {', '.join(options)}", "Decisions")
         if fault := apart_in_shuffles(who, one, step):
             return fault
         for what, heading in (("before", "Load first, then DDP"),
                               ("gradients", "Training goes through DDP"),
                               ("after", "Load first, then DDP")):  # no later step may show it
             a, b = getattr(one, what), getattr(step, what)
-            if distance(a, b) > 1e-6 * norm(a):
+            if distance(a, b) > ALIKE[began.eps > 1e-10] * norm(a):
                 where = apart_in(began.names, a, b)
                 without = [name for name in began.without if name in where]
                 heading = "Training goes through DDP" if without else heading
@@ -161,7 +173,7 @@ def compare_scores(original, nudged, converted):
             return Fault(f"ReduceLROnPlateau is given a different value on each rank: {given}",
                          "Decisions", ours[0].steps)
         moved = min(distance([a.value], [b.value]), norm([a.value]))
-        if distance([a.value], values[:1]) > TIMES * moved + LARGE * norm([a.value]):
+        if distance([a.value], values[:1]) > TIMES * moved + LARGE * norm([a.value]) + 1e-12:
             return Fault(f"ReduceLROnPlateau is given {values[0]:.6g} instead of {a.value:.6g}",
                          "Decisions", ours[0].steps)
     before, _, *counts = map(len, scores)
@@ -172,18 +184,18 @@ def compare_scores(original, nudged, converted):
     return None
 
 
-def compare_precision(original, converted):
-    """The first step in which autocast or a GradScaler was on in one of them and off in the other."""
+def compare_switches(original, converted):
+    """The first step in which autocast, a GradScaler or dropout was on in one of them and off in the other."""
     ranks = converted.ranks
     for k, (one, *shares) in enumerate(zip(original.ranks[0].steps, *(rank.steps for rank in ranks)), 1):
-        for what in sorted(one.precision.union(*(share.precision for share in shares))):
+        for what in sorted(one.on.union(*(share.on for share in shares))):
             others = [rank for rank, share in zip(ranks, shares)
-                      if (what in share.precision) != (what in one.precision)]
+                      if (what in share.on) != (what in one.on)]
             if others:
                 where = converted.name
                 if len(others) < len(ranks):
                     where += f" on rank {others[0].rank}"
-                first, then = ("on", "off") if what in one.precision else ("off", "on")
+                first, then = ("on", "off") if what in one.on else ("off", "on")
                 return Fault(f"{what} is {first} in {original.name} and {then} in {where}",
                              "What your script has", k)
     return None
@@ -197,6 +209,7 @@ class Training:
     fault: Fault = None
     steps: int = 0
     whole: list = field(default_factory=list)  # Losses of each step of which all take the whole batch
+    unseen: int = 0  # steps in which the model was fed nothing
     weights: float = 0.0  # how far they parted, and how far rounding parts them, of their norm
     rounding: float = 0.0
     blurred: int = 0  # the step from which on rounding alone is large
@@ -217,8 +230,9 @@ def first_pass(steps):
 def drawn_in_each_step(steps):
     """Generators that move from step to step, and not once for a whole pass."""
     later = steps[1:] or steps  # before the first step the model was made
-    return {name for name in {*steps[0].states}
-            if 2 * sum(name in step.draws for step in later) > len(later)}
+    of_each = [[step for step in later if step.optimizer == which] for which in {step.optimizer for step in later}]
+    return {name for name in {*steps[0].states} for own in of_each
+            if 2 * sum(name in step.draws for step in own) > len(own)}
 
 
 def drawn_in_workers(*runs):
@@ -239,21 +253,28 @@ def compare_steps(original, nudged, converted):
     known = dict(lengths=(first_pass(steps), first_pass(ranks[0].steps)),
                  each_step=drawn_in_each_step(steps), in_workers=drawn_in_workers(original, converted),
                  places={name: at for step in steps for name, at in step.drawn_at.items()})
-    rows = zip(steps, nudged.ranks[0].steps, *(rank.steps for rank in ranks))
-    noise = noise_in(steps, nudged.ranks[0].steps)
-    for k, (one, *others) in enumerate(rows, 1):
-        agree.fault = between_ranks(ranks, others[1:])
-        one, nudged_step, *shares = (without(noise[one.optimizer], step) for step in (one, *others))
+    noise, earlier = noise_in(steps, nudged.ranks[0].steps), None
+    for k, (one, nudged_step, *shares) in enumerate(
+            zip(steps, nudged.ranks[0].steps, *(rank.steps for rank in ranks)), 1):
+        agree.fault = between_ranks(ranks, shares)
+        names, kept, theirs = what_to_compare(original, converted, one.optimizer, noise[one.optimizer])
+        one, nudged_step = (taking(kept, step) for step in (one, nudged_step))
+        shares = [taking(theirs, share) for share in shares]
         rounding.measure(k, one, nudged_step)
-        names = [name for place, name in enumerate(original.ranks[0].of(Began)[one.optimizer].names)
-                 if place not in noise[one.optimizer]]
-        e = evidence(k, one, nudged_step, shares, original, nudged, converted, known, names, rounding)
-        agree.fault = agree.fault or compare_step(e, rounding)
+        e = evidence(k, one, nudged_step, shares, original, nudged, converted, known, names, rounding,
+                     bool({*agree.whole} & {Losses.MEAN, Losses.SUM, Losses.MEAN_OF_SAMPLES}))
+        agree.fault = agree.fault or compare_step(e, nudged_step, rounding, earlier)
+        earlier = earlier or (e if gradients_differ(e, nudged_step) else None)
         if agree.fault:
             agree.fault.step = agree.fault.step or k
             return agree
         if e.samples.relation == Relation.WHOLE and len(ranks) > 1:
             agree.whole.append(e.losses)
+        agree.unseen += not one.fed
+        if not finite(one.after):
+            agree.fault = Fault("the weights of both scripts are no longer finite, so nothing more can be compared",
+                                "Check it", k, unknown=True)
+            return agree
         agree.steps, size = k, norm(one.after) or 1
         agree.weights = max(agree.weights, distance(one.after, shares[0].after) / size)
         agree.rounding = max(agree.rounding, rounding.drift[one.optimizer] / size)
@@ -265,42 +286,80 @@ def compare_steps(original, nudged, converted):
         heading = "Two routes" if len({*counts}) == 1 else "Decisions"
         agree.fault = Fault(f"{original.name} takes {len(steps)} steps, the ranks take "
                             f"{', '.join(map(str, counts))}", heading, step=agree.steps + 1)
+    elif not any(rounding.moved.values()):
+        raise CannotSay(f"training moves no weight in {original.name}")
     elif rounding.blind:
         raise CannotSay(f"in {original.name} rounding alone moves the weights as far as training "
                         "does: take a larger learning rate in both")
     return agree
 
 
-def evidence(k, one, nudged_step, shares, original, nudged, converted, known, names, rounding):
+def what_to_compare(original, converted, which, noise):
+    """The parameters of an optimizer, but for those whose gradients are noise: their names, and their
+    places in both scripts."""
+    names, ours = (run.ranks[0].of(Began)[which].names for run in (original, converted))
+    kept = [place for place in range(len(names)) if place not in noise]
+    places = places_of(names, ours)
+    theirs = places if len(places) != len(names) else [places[place] for place in kept]
+    return [names[place] for place in kept], kept, theirs
+
+
+def lacking(original, converted, which):
+    """Names of parameters that an optimizer holds in the original alone."""
+    names, ours = (run.ranks[0].of(Began)[which].names for run in (original, converted))
+    without = [name for name in names if name not in ours]
+    return f": it lacks {', '.join(without[:5])}" if without else ""
+
+
+def finite(numbers):
+    return all(map(math.isfinite, numbers))
+
+
+def evidence(k, one, nudged_step, shares, original, nudged, converted, known, names, rounding, whole_before):
     steps = original.ranks[0].steps
     found = samples.compare(one, nudged_step, shares, steps, original.name)
     return Evidence(original.name, k, one, shares, found, samples.losses(one, shares, found),
-                    names=names, alike_before=alike_before(k, converted.ranks), blurred=one.optimizer in rounding.since,
+                    names=names, lacking=lacking(original, converted, one.optimizer),
+                    alike_before=alike_before(k, converted.ranks),
+                    blurred=one.optimizer in rounding.since, whole_before=whole_before,
                     untrained=lambda: compare_untrained(
                         k, steps, nudged.ranks[0].steps, [rank.steps for rank in converted.ranks],
                         original.name), **known)
 
 
-def compare_step(e, rounding):
+def gradients_differ(e, nudged_step):
+    """By more than rounding, in all ranks alike."""
+    one, share = e.one, e.shares[0]
+    apart = distance(one.gradients, share.gradients)
+    return apart > max(LARGE * norm(one.gradients), TIMES * distance(one.gradients, nudged_step.gradients))
+
+
+def compare_step(e, nudged_step, rounding, earlier=None):
+    """earlier: the evidence of a step whose gradients differed, but moved no weight yet."""
     one, share, which = e.one, e.shares[0], e.one.optimizer
-    parted = rounding.parts(one.before, share.before, which)
-    if len(share.before) != len(one.before) or (e.step == 1 and parted):
+    if len(share.before) != len(one.before):
+        return Fault(f"the optimizer holds other parameters than in {e.name}{e.lacking}", "Load first, then DDP")
+    different = rounding.differs(one.before, share.before, which)
+    if different and one.before == rounding.start[which]:
         return Fault("it begins with different weights", "Load first, then DDP")
-    if parted and which not in rounding.since:
+    if different and which not in rounding.since:
         return Fault("the weights differ before the step, although they agreed after the previous "
                      "step", "Load first, then DDP")
-    if options := other_options(one, share):
-        return (other_samples(e) or of_lengths(e)  # which a rate may follow
-                or Fault(f"different optimizer options: {options}", "Decisions"))
-    parted = rounding.parts(one.after, share.after, which)
-    apart = distance(one.gradients, share.gradients)
-    scaled = apart > LARGE * norm(one.gradients) and factor_between(one.gradients, share.gradients)
-    return why(e) if parted or scaled else None
+    if options := other_options(one, share, nudged_step):
+        follow = all(option.startswith(SCHEDULED) for option in options) and (other_samples(e) or of_lengths(e))
+        return follow or Fault(f"different optimizer options: {', '.join(options)}", "Decisions")
+    differ = gradients_differ(e, nudged_step)
+    if not rounding.differs(one.after, share.after, which):
+        return why(e) if differ and factor_between(one.gradients, share.gradients) else None
+    if earlier and not differ and (fault := why(earlier)):
+        fault.step = earlier.step
+        return fault
+    return why(e)
 
 
 def compare_training(original, nudged, converted):
     agree = compare_steps(original, nudged, converted)
-    for other in (compare_scores(original, nudged, converted), compare_precision(original, converted)):
+    for other in (compare_scores(original, nudged, converted), compare_switches(original, converted)):
         if other and (not agree.fault or other.step < agree.fault.step):
             agree.fault = other
     return agree

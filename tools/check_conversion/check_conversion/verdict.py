@@ -29,6 +29,7 @@ class Compared:
     count: str = ""  # what was compared: "12 lines"
     faults: list = field(default_factory=list)
     remarks: list = field(default_factory=list)
+    whole: bool = True  # nothing was left out
 
 
 @dataclass

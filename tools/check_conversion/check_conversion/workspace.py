@@ -34,8 +34,6 @@ class Workspace:
         self.protected |= {link.resolve() for link, _ in self.entries if link.is_symlink()}
         self.before = self.state()
         self.home = Path(tempfile.mkdtemp(prefix="check_conversion.")).resolve()
-        self.temporary = self.home / "t"  # where sockets have names of at most 107 letters
-        self.temporary.mkdir()
 
     def walk(self, folder):
         """Each file, folder and link to be made, and its size; a folder before what is in it."""

@@ -34,7 +34,7 @@ def test_a_file_that_changes_meanwhile_is_said_instead_of_any_verdict_unless_the
     file = os.open("check.txt", os.O_WRONLY | os.O_CREAT)
     workspace, args = Workspace("."), SimpleNamespace(before="python train.py", after="torchrun train_ddp.py", float32=False)
     monkeypatch.setattr(command, "compare", lambda *_: os.write(file, b"changed"))
-    with pytest.raises(CannotSay, match="check.txt changed during the check"):
+    with pytest.raises(CannotSay, match=r"check\.txt changed during the check"):
         command.check(args, workspace)
     monkeypatch.setattr(command, "OUTPUTS", [file])
     assert command.check(args, workspace)
@@ -46,7 +46,7 @@ def test_a_file_that_changes_meanwhile_is_said_instead_of_any_verdict_unless_the
      r"draws different random numbers in each run \(it begins with different weights\): begin it"),
     ("import numpy\n" + BEFORE.replace("model(x)", "model(x + numpy.random.rand())"),
      r"draws different random numbers in each run \(step 1: by numpy\)"),
-    ("import torch\n1 / 0\n", r"fails under the check \(it at train.py:2: ZeroDivisionError: division by zero\): does")])
+    ("import torch\n1 / 0\n", r"fails under the check \(at train.py:2: ZeroDivisionError: division by zero\): does")])
 def test_an_original_that_cannot_be_the_measure_is_said_in_one_line(script, says):
     status, said = check(script, "import torch")
     assert status == 2 and re.match(f"cannot be judged: train.py {says}", said)
@@ -72,14 +72,14 @@ def test_a_hang_is_shown_by_the_line_at_which_each_rank_waits_also_with_workers_
 
 def test_a_process_that_outlives_its_script_is_ended_and_said(monkeypatch):
     monkeypatch.setattr(running, "ENDING", 1)
-    process, = start("sleep 600 & true").outlived
-    assert process not in running.processes("CHECK_CONVERSION")
+    run = start("sleep 600 & false | tee log.txt")
+    assert run.outlived[0] not in running.processes("CHECK_CONVERSION") and run.status == 1  # not that of tee
 
 
 def test_a_process_that_cannot_be_ended_is_named_and_not_waited_for(monkeypatch):
     monkeypatch.setattr(running, "ENDING", 0)
     monkeypatch.setattr(running, "processes", lambda records: [2**30])  # larger than any process id
-    with pytest.raises(CannotSay, match=f"process {2**30}, which a script has started, cannot be ended"):
+    with pytest.raises(CannotSay, match=rf"process {2**30}, which a script has started, cannot be ended"):
         running.kill("records")
 
 

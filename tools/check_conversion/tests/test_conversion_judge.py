@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from check_conversion.command import compare
-from check_conversion.new_files import NewFile
+from check_conversion.new_files import NewFile, with_arrays
 from check_conversion.observed.contents import contents
 from check_conversion.protocol import About, Bar, BatchNorm, Logged, Remark, Saved, Score
 from check_conversion.running import Process
@@ -77,14 +77,14 @@ def stdout(original, converted, nudged=None):
 def new_file(content):
     if isinstance(content, str):
         return NewFile("text", content)
-    return NewFile("arrays", arrays={"a": torch.tensor(content)}) if content else NewFile("unread", why="broken")
+    return with_arrays({"a": torch.tensor(content)}) if content else NewFile("unread", why="broken")
 
 
 def files(original, converted, nudged=None, ranks=(0,)):
-    """All that each run leaves, by names: dictionaries by torch.save, lists as arrays, text, and None, which is not read."""
+    """All that each run leaves, by names: dictionaries and tensors by torch.save, lists as arrays, text; None is not read."""
     def change(three):
         for run, left in zip(three, (original, nudged or original, converted)):
-            saves = {name: one for name, one in left.items() if isinstance(one, dict)}
+            saves = {name: one for name, one in left.items() if isinstance(one, dict | torch.Tensor)}
             run.new_files = {name: new_file(one) for name, one in left.items() if name not in saves}
             for process in run.ranks:
                 process.notes = [note for note in process.notes if not isinstance(note, Saved)]
@@ -125,7 +125,7 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         "no rate at all": ([lambda three: [step.options[0].pop("lr") for step in steps_of(three)]], 0, SAME)},
     "buffers, and modules that no optimizer holds": {
         "another one": ([another_buffer], 1, "memory.keys differs from that of train.py in step 2")},
-    "`autocast`, `GradScaler`": {"off on a rank": ([at(1, [1], precision=lambda on: on - {"GradScaler"})], 1, (
+    "`autocast`, `GradScaler`, dropout": {"off on a rank": ([at(1, [1], on=lambda on: on - {"GradScaler"})], 1, (
         NOT + "step 1: GradScaler is on in train.py and off in train_ddp.py on rank 1."))},
     "`SyncBatchNorm`": {"its statistics": ([], 0, SAME + "12 steps .*, SyncBatchNorm; .* 1 csv; not autocast weights")},
     "what `ReduceLROnPlateau` is given": {
@@ -137,6 +137,9 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         "no figures": ([stdout("loss 0.5", "done")], 1, "printed by train_ddp.py: none of the 1 line with figures of train.py"),
         "fewer words": ([stdout("on one device\nloss 0.5\n" * 2, "loss 0.5\n" * 2)], 0, (
             "printed: 2 of 4 lines the same not printed by train_ddp.py in these words: on one device .and 1 more line.")),
+        "another last digit, and no figure": ([stdout("acc 91.4%\nbest: 0.9", "acc 91.3%\nbest: None")], 1, (
+            "train_ddp.py: acc 91.3% .*train_ddp.py: best: None")),
+        "more words": ([stdout("loss 0.5\nval loss 0.6", "rank 0: loss 0.5 (2 ranks)\nval loss 0.6")], 0, "2 of 2 lines"),
         "three of all that differ": ([stdout("step 1 loss 0.5\n" * 6, "step 1 loss 0.9\n" * 6)], 1, (
             "(train_ddp.py: step 1 loss 0.9.*){3}and 3 more lines"))},
     "progress bars of `tqdm`": {"another state": ([lambda three: vars(three[2].ranks[0].of(Bar)[0]).update(state="5/6")], 1, (
@@ -144,16 +147,27 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
     "figures for TensorBoard, tensorboardX and W&B": {
         "of all ranks": ([add(*((run, rank, Logged("TensorBoard", "loss", 0.5)) for run, rank in RANKS))], 1, (
             "TensorBoard: loss is logged 2 times instead of 1. See \"Printed by")),
+        "another step": ([add(*((run, 0, Logged("TensorBoard", "loss", 0.5, max(1, run))) for run in range(3)))], 1, (
+            "TensorBoard: loss is logged for step 2 instead of 1")),
         "a name that varies": ([add(*((run, 0, Logged("TensorBoard", f"at {run}", run)) for run in range(3)))], 0, (
             "train.py logs different values in each run: .*at 0"))},
     "files of `torch.save`": {
-        "of all ranks": ([files(saved(1), saved(1), ranks=(0, 1))], 1, "a.pt is saved by more than one rank. See \"Saving"),
-        "none": ([files(saved(1), {})], 1, "0 files are saved instead of 1; missing: a.pt. See \"Saving"),
+        "of all ranks": ([files(saved(1), saved(1), ranks=(0, 1))], 1, "a.pt is saved by ranks 0 and 1. See \"Saving"),
+        "none": ([files(saved(1), {})], 1, "not saved by train_ddp.py: a.pt. See \"Saving"),
         "another tensor, under a name that varies": ([files(*(
             saved(value, at) for value, at in ((1, "at-13.pt"), (999, "at-17.pt"), (1, "at-99.pt"))))], 1, (
                 "at-17.pt: a different weight is")),
         "a tensor that varies": ([files(*map(saved, (1, 9, 2)))], 0, (
             "^(?!.*same: a.pt).*not compared, because train.py saves it differently in each run: a.pt: weight")),
+        "what large numbers or NaN would hide, and ids": ([files(
+            {"a.pt": torch.tensor([1e6, 0.02]), "b.pt": torch.tensor([NAN, 0.02]), "c.pt": torch.tensor([10**8, 1])},
+            {"a.pt": torch.tensor([1e6, 0.20]), "b.pt": torch.tensor([NAN, 0.20]), "c.pt": torch.tensor([10**8, 2])})], 1, (
+                "a.pt: a different tensor is saved.*b.pt: a different tensor is saved.*c.pt: a different tensor is saved")),
+        "names that begin with module., a string and a switch": ([files(
+            {"a.pt": {"my_module.bias": torch.ones(1)}, "b.pt": {"best": "resnet"}, "c.pt": {"converged": True}},
+            {"a.pt": {"module.my_module.bias": torch.ones(1)}, "b.pt": {"best": "vgg"}, "c.pt": {"converged": False}})], 1, (
+                "a.pt: the saved names begin with `module.`.*b.pt: not saved by .*best: resnet.*c.pt: a different converged")),
+        "gone in the end": ([lambda three: three[2].new_files.pop("model.pt")], 1, "model.pt is gone or broken when train_ddp"),
         "NaN in both": ([files(saved(NAN, loss=NAN), saved(NAN, loss=NAN))], 0, "1 file the same: a.pt"),
         "a figure and a count beside a time": ([files(
             saved(1, at=1., loss=1., hits=96), saved(1, at=2., loss=3., hits=48), saved(1, at=9., loss=1., hits=96))], 1, (
@@ -165,14 +179,20 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
                           {"a.npy": [1., 2.0000001], "b.npy": [1., 3.], "c.npy": [1.]})], 1, (
             r"^(?!.*a.npy).*b.npy: a different a is saved.*c.npy: a has the shape \[1\] instead of \[2\]")),
         "text": ([files({"a.csv": CSV, "b.csv": CSV}, {"a.csv": CSV.replace("0.50", "0.51")})], 1, (
-            "a.csv: written differently: train.py: 1,0.5.*train_ddp.py does not write b.csv")),
+            "a.csv: written differently: train.py: 1, 0.5.*not written by train_ddp.py: b.csv")),
+        "another name, other words, and another kind": ([files(
+            {"best_0.75.md": "a", "a.json": '{"hits": 5}', "b.csv": CSV},
+            {"best_0.48.md": "a", "a.json": '{"all": 9}', "b.txt": CSV})], 1, (
+                "a.json: not written by train_ddp.py in these.*named differently.*best_0.48.*not written by train_ddp.py: b")),
         "one of two ranks": ([add(*((2, rank, Remark(About.WRITTEN, "log.csv")) for rank in (0, 1)))], 1, (
             "log.csv is written by ranks 0 and 1"))},
     "how the run ends": {
         "a hang": ([end(waits=["rank 0 waits at train_ddp.py:17"])], 1, NOT + "it hangs: rank 0 waits at train_ddp.py:17"),
+        "two trainings": ([lambda three: three[2].processes.append(three[2].processes[0])], 2, UNKNOWN + (
+            "several processes of train_ddp.py train as the same rank")),
         "an abort": ([end(stderr="terminate called without an active", status=1)], 1, NOT + "it aborts when it ends. See \"The"),
         "an error after a fault": ([at(5, options=rate(0.1)), end(stderr=ERROR, status=1)], 1, NOT + (
-            "step 5: different.* it fails after the ranks took 12, 12 steps: it at train_ddp.py:9: ValueError: my own. See")),
+            "step 5: different.* it fails after the ranks took 12, 12 steps: at train_ddp.py:9: ValueError: my own. See")),
         "a rank that does not train": ([end(started={0, 1, 2})], 1, NOT + (
             "rank 2 did not train: 3 processes were started, 2 trained. See \"Training goes through DDP")),
         "a process left behind": ([end(outlived=[4711])], 1, NOT + "it leaves processes behind. See \"The end of a run"),
@@ -181,7 +201,7 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
             "train.py takes no optimizer step; it reads words.pt, run.pt: .* 'run.pt'"))},
     "plain BatchNorm of several ranks (its statistics are frozen), dropout (set to 0), autocast (turned off)": {
         "in the first line": ([lambda three: [step.batchnorm.add(BatchNorm.FROZEN) for step in steps_of(three)],
-                               lambda three: [step.stood_still.add("dropout") for step in steps_of(three)]], 0, SAME + (
+                               lambda three: [step.on.add("dropout of 0.5") for step in steps_of(three)]], 0, SAME + (
             "12 steps with 2 processes; .* 1 csv; not BatchNorm, dropout, autocast weights within"))},
     "what differs in each run of the original (times, addresses)": {
         "a clock, short times and an address": ([stdout(
@@ -196,15 +216,17 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         "a line": ([stdout("loss 0.5\nspike 3", "loss 0.5", "loss 0.5")], 0, (
             "printed: 1 of 2 lines the same not compared, because train.py has different lines in each run: spike 3")),
         "an array, the only one of its file": ([files(*({"a.npy": [value]} for value in (1., 9., 9.)))], 0, (
-            "^(?!.*npy;)(?!.*file the same: a.npy).*train.py writes it differently in each run: a.npy: a"))},
+            "^(?!.*npy;)(?!.*file the same: a.npy).*train.py saves it differently in each run: a.npy: a"))},
     "images, pickles, files of other kinds": {
         "a pickle": ([files({"a.pkl": None}, {"a.pkl": None})], 0, r"not read: a.pkl \(broken\)"),
         "an object": ([files(saved(1, args=TOOL), saved(1, args=TOOL))], 0, r"a.pt: not compared: args \(PosixPath\)")},
     "parameters whose gradient is nothing but rounding": {
         "a bias before BatchNorm": ([], 0, "not compared, because their gradients are nothing but rounding: 0.bias")},
-    "all steps once rounding alone has become large": {"before the end": ([lambda three: [
+    "all steps once rounding alone has become large, or weights are no longer finite": {"rounding": ([lambda three: [
         vars(step).update(after=times(1.1)(step.after)) for step in three[1].ranks[0].steps[3:]]], 2, UNKNOWN + (
-            "the same up to step 3 of 12; from there on rounding alone moves the"))},
+            "the same up to step 3 of 12; from there on rounding alone moves the")),
+        "NaN": ([lambda three: [vars(step).update(after=times(NAN)(step.after)) for step in steps_of(three)]], 2, UNKNOWN + (
+            "step 1: the weights of both scripts are no longer finite"))},
     "what packages write to stderr": {"other lines": ([end(stderr="loss 0.7")], 0, "^(?!.*0.7)" + SAME[1:])}}
 
 

@@ -140,6 +140,13 @@ LIVE = {  # status, what is said, and the two scripts
             of=RICH, after=[(f"({NORM})", f"({NORM}, [dist.new_group([r]) for r in range(2)][rank])")])),
     "no autocast": (1, NOT + "step 1: autocast in bfloat16 is on in train.py and off in train_ddp.py", both(
         of=RICH, after=[("bfloat16)", "bfloat16, enabled=False)")])),
+    "dropout of another rate": (1, NOT + "step 1: dropout of 0.1 is off in train.py and on in train_ddp.py", both(
+        (MODEL, NORMS), after=[("nn.Dropout()", "nn.Dropout(0.1)")])),
+    "gradients clipped to another norm": (1, NOT + "step 1: gradients are clipped to another norm: they are 2 times", both(
+        of=MORE, after=[(CLIP, CLIP.replace("0.1", "0.2"))])),
+    "training that converges, of parameters in another order": (0, "weights within .e-1. ", both(
+        (MODEL, "nn.Linear(4, 1)"), ("range(2)", "range(60)"), ("lr=0.05", "lr=0.3"),
+        after=[("model.parameters(), ", "[*model.parameters()][::-1], ")])),
     "two optimizers, norms, scores and loggers": (
         0, "the same training: 24 .*TensorBoard: 2 figures the same; wandb: 4 .*written: 1 file the same: model.pt", MORE),
     "float32 somewhere": (0, "weights within .e-0[78] .*compared in float32, because the script does not work in float64: ", both(

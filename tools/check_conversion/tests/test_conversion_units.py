@@ -1,6 +1,7 @@
 """The functions that a verdict rests on, and how files are read without running any of what is in them."""
 import math
 import pickle
+import random
 from pathlib import Path
 
 import numpy
@@ -41,18 +42,19 @@ ValueError: what came later""") == "rank1 at train_ddp.py:7: RuntimeError: mat1 
 
 def test_a_figure_may_part_as_far_as_rounding_parts_it_but_a_count_that_both_runs_of_the_original_have_may_not():
     figures, blurred = Figures(drift=1e-6), Figures(drift=0.5)
-    assert not figures.parts(1.0, 1.0, 1.0 + 4e-6) and figures.parts(1.0, 1.0, 1.0 + 6e-6)
+    assert not figures.differs(1.0, 1.0, 1.0 + 4e-6) and figures.differs(1.0, 1.0, 1.0 + 6e-6)
     assert figures.varies(1.0, 1.001) and not figures.varies(1.0, 1.00001)
-    assert not figures.parts(math.nan, math.nan, math.nan) and figures.parts(1.0, 1.0, math.nan)
-    assert blurred.parts(96, 96, 48) and not blurred.parts(96, 95, 94)
+    assert not figures.differs(math.nan, math.nan, math.nan) and figures.differs(1.0, 1.0, math.nan)
+    assert blurred.differs(96, 96, 48) and not blurred.differs(96, 95, 94)
+    assert not figures.differs(91.4, 91.4, 91.3, unit=0.1) and figures.flipped_by_fault(1) and not figures.flipped_by_fault(100)
 
 
 def test_modules_and_numpy_s_numbers_in_what_is_saved_are_compared_and_other_objects_named():
     saved = contents("a.pt", {
         "nets": [torch.nn.Linear(1, 1, bias=False)], "array": numpy.ones(3, "f4"), "loss": numpy.float32(0.5), "at": Path("x"),
         "none": None, "best": "net", "buffer": torch.ones(torch.get_rng_state().shape),
-        "state": numpy.random.get_state()[1], "torch": torch.get_rng_state()})
-    assert [*saved.tensors] == ["nets.0.weight", "array", "buffer"] and saved.tensors["array"][0] == [3]
+        "states": [numpy.random.get_state(), numpy.random.get_state()[1], random.getstate(), torch.get_rng_state()]})
+    assert [*saved.tensors] == ["nets.0.weight", "array", "buffer"] and saved.tensors["array"].shape == [3]
     assert saved.values == {"loss": 0.5} and saved.strings == {"best": "net"} and saved.unknown == {"at": "PosixPath"}
 
 
@@ -81,18 +83,23 @@ def test_new_files_are_read_by_what_is_in_them_and_nothing_is_run_or_behind_a_li
     Path("long.txt").write_text("0" * 10_001)
     found = new_files.read(".", {"old.txt"})
     assert found.pop("notes").text == "epoch,loss\n"
-    assert found.pop("one.npy").arrays["the array"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert found.pop("some.npz").arrays["a"].tolist() == [1, 2]
+    assert found.pop("one.npy").saved == contents("", {"array": torch.arange(6.).reshape(2, 3).double()})
+    assert found.pop("some.npz").saved.tensors["a"].shape == [2]
+    assert found.pop("linked").text == f"a link to {elsewhere.parent}" and found.pop("data.csv").text == f"a link to {elsewhere}"
     assert found.pop("best.pt").saved == contents("", torch.load("best.pt"))
     assert len(found) == 8 and {one.kind for one in found.values()} == {"unread"} and not Path("sprung").exists()
 
 
 def test_safetensors_are_read_as_their_package_wrote_them():
     state = {"weight": torch.randn(3, 2), "half": torch.randn(4).bfloat16(), "count": torch.tensor(7), "none": torch.empty(0, 3)}
-    pytest.importorskip("safetensors.torch").save_file(state, "model.safetensors")
-    arrays = new_files.read(".", ())["model.safetensors"].arrays
-    assert arrays.keys() == state.keys()
-    assert all(torch.equal(arrays[name].to(tensor.dtype), tensor) for name, tensor in state.items())
+    pytest.importorskip("safetensors.torch").save_file(state, "model.safetensors", {"epoch": "3"})
+    assert new_files.read(".", ())["model.safetensors"].saved == contents("", {"epoch": "3", **state})
+
+
+def test_large_tensors_are_told_apart_also_by_their_order_and_those_in_a_form_of_their_own_are_named():
+    numbers = torch.randn(2**16)
+    saved = contents("", {"one": numbers, "other": numbers.roll(2**15), "meta": torch.ones(1, device="meta")})
+    assert saved.tensors["one"] != saved.tensors["other"] and [*saved.unknown] == ["meta"]
 
 
 def test_an_accelerator_that_is_full_is_told(monkeypatch):

@@ -1,35 +1,40 @@
 """Makes training comparable: no dropout, and float64 where it is asked for."""
 import os
+import weakref
 
 import torch
 import torch.nn.functional as F
 
-from check_conversion.observed import notes
+from check_conversion.observed import notes, precision
 from check_conversion.protocol import About, Remark
 
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
             "feature_alpha_dropout")
-stood_still = set()  # what the script has of these
 attend = F.scaled_dot_product_attention
+held = weakref.WeakKeyDictionary()  # modules that hand their dropout on, and what it was
 
 
-def drop_nothing(input, p=0.5, training=True, *given, **options):
-    if training and p > 0:
-        stood_still.add("dropout")
-    return input
+def note_dropout(p):
+    if p > 0 and torch.is_grad_enabled():
+        precision.on.add(f"dropout of {p:g}")
+
+
+def drop_nothing(input, p=0.5, training=True, inplace=False):
+    if not training:
+        return input
+    note_dropout(p)
+    return input if inplace or not p else input.clone()  # which may be changed in place
 
 
 def attend_all(query, key, value, attn_mask=None, dropout_p=0.0, *given, **options):
-    if dropout_p > 0:
-        stood_still.add("dropout")
+    note_dropout(dropout_p)
     return attend(query, key, value, attn_mask, 0.0, *given, **options)
 
 
 def hold(module, given):
     """Before each forward of any module."""
     if isinstance(getattr(module, "dropout", None), float):  # RNNs, attention
-        if module.training and module.dropout > 0:
-            stood_still.add("dropout")
+        note_dropout(held.setdefault(module, module.dropout) if module.training else 0)
         module.dropout = 0.0
     notes.be_alive()
     return in_float64(module, given) if notes.settings.float64 else None

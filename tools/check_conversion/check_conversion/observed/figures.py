@@ -5,29 +5,34 @@ import functools
 import importlib.machinery
 import sys
 
-from check_conversion.observed import notes, saving
+from check_conversion.observed import notes
 from check_conversion.protocol import Bar, Logged
 
 
-def note_figures(to, prefix, figures):
+def note_figures(to, prefix, figures, step=None):
     for name, value in figures.items():
         if isinstance(value, dict):
-            note_figures(to, f"{prefix}{name}/", value)
+            note_figures(to, f"{prefix}{name}/", value, step)
             continue
         with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
             number = value if isinstance(value, (int, float)) else value.item()  # of one element
-            notes.note(Logged(to, f"{prefix}{name}", float(number)))
+            notes.note(Logged(to, f"{prefix}{name}", float(number), step))
+
+
+def step_of(given, options):
+    """That a figure is logged for: the first thing after it."""
+    return options.get("global_step", options.get("step", given[0] if given else None))
 
 
 def change_tensorboard(module):
     one, many = module.SummaryWriter.add_scalar, module.SummaryWriter.add_scalars
 
     def add_scalar(writer, tag, scalar_value, *given, **options):
-        note_figures("TensorBoard", "", {tag: scalar_value})
+        note_figures("TensorBoard", "", {tag: scalar_value}, step_of(given, options))
         return one(writer, tag, scalar_value, *given, **options)
 
     def add_scalars(writer, main_tag, tag_scalar_dict, *given, **options):
-        note_figures("TensorBoard", f"{main_tag}/", tag_scalar_dict)
+        note_figures("TensorBoard", f"{main_tag}/", tag_scalar_dict, step_of(given, options))
         return many(writer, main_tag, tag_scalar_dict, *given, **options)
     module.SummaryWriter.add_scalar, module.SummaryWriter.add_scalars = add_scalar, add_scalars
 
@@ -36,8 +41,8 @@ def noting(log):
     """wandb.log calls the run's own: what is logged once counts once."""
     @functools.wraps(log)
     def logged(data, *given, **options):
-        if not noting.under_way:
-            note_figures("wandb", "", data)
+        if not (noting.under_way or noting.disabled):
+            note_figures("wandb", "", data, step_of(given, options))
         noting.under_way += 1
         try:
             return log(data, *given, **options)
@@ -49,12 +54,13 @@ def noting(log):
 def change_wandb(module):
     if not hasattr(module, "init") or not hasattr(module, "log"):
         return  # a module of the user's own, perhaps
-    noting.under_way = 0
+    noting.under_way, noting.disabled = 0, False
     init = module.init
 
     @functools.wraps(init)
     def start(*given, **options):
         run = init(*given, **options)
+        noting.disabled = options.get("mode") == "disabled"  # on all ranks but one, perhaps
         if hasattr(run, "log"):
             run.log = noting(run.log)
         module.log = noting(module.log)
@@ -83,7 +89,7 @@ def change_tqdm(module):
 
 
 CHANGED = {"torch.utils.tensorboard.writer": change_tensorboard, "wandb": change_wandb,
-           "tensorboardX.writer": change_tensorboard, "torchvision.utils": saving.change_torchvision,
+           "tensorboardX.writer": change_tensorboard,
            "tqdm.std": change_tqdm}
 
 

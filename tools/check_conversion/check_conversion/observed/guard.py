@@ -59,7 +59,8 @@ def watch(event, given):
     """A note is itself a file that is opened, which lies in the records and so is let through."""
     if event == "open" and (given[2] or 0) & WRITES:
         protect(given[0])
-        if given[2] & os.O_TRUNC and not isinstance(given[0], int):
+        anew = given[2] & (os.O_TRUNC | os.O_CREAT) and not given[2] & os.O_APPEND
+        if anew and not isinstance(given[0], int):
             note_written(given[0])
     for place in CHANGES.get(event, ()):
         protect(given[place], event)

@@ -41,6 +41,12 @@ def by_users_line(frame):
     return frame is not None and frame.f_code.co_filename.startswith(settings.copy)
 
 
+def note_lines():
+    """In a file of its own, so that the lines of two ranks do not mix; not where the user has them elsewhere."""
+    if os.path.samestat(os.fstat(1), os.stat(os.path.join(settings.records, "stdout"))):
+        os.dup2(os.open(settings.file("stdout"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+
+
 def note_errors():
     write = sys.stderr.write
 
@@ -55,8 +61,8 @@ def note_errors():
 def install(given):
     global settings, last_rank
     settings, last_rank = given, int(os.environ.get("RANK", 0))
-    if "RANK" in os.environ:  # so that the lines of two ranks do not mix
-        os.dup2(os.open(settings.file("stdout"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+    if "RANK" in os.environ:
+        note_lines()
         settings.file("rank").write_text(str(last_rank))  # also where it will note nothing
     note_errors()
     stack = open(settings.file("stack"), "w")

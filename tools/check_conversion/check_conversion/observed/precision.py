@@ -1,9 +1,10 @@
-"""Full precision, and where the script would compute in less."""
+"""Full precision, and what would be on without the check."""
 import torch
 
-on = set()  # for training, since the last step: "autocast in bfloat16", "GradScaler"
+on = set()  # for training, since the last step: "autocast in bfloat16", "GradScaler", "dropout of 0.5"
 make, enter = torch.autocast.__init__, torch.autocast.__enter__
-make_scaler, scale = torch.amp.GradScaler.__init__, torch.amp.GradScaler.scale
+make_scaler, scale, step = (
+    torch.amp.GradScaler.__init__, torch.amp.GradScaler.scale, torch.amp.GradScaler.step)
 
 
 def make_without(context, device_type, dtype=None, enabled=True, cache_enabled=None):
@@ -30,6 +31,12 @@ def scale_and_note(scaler, outputs):
     return scale(scaler, outputs)
 
 
+def step_and_note(scaler, optimizer, *given, **options):
+    if getattr(scaler, "check_conversion", False):
+        on.add("GradScaler.step")
+    return step(scaler, optimizer, *given, **options)
+
+
 def of_this_step():
     found = {*on}
     on.clear()
@@ -39,4 +46,4 @@ def of_this_step():
 def install(settings):
     torch.autocast.__init__, torch.autocast.__enter__ = make_without, enter_and_note
     torch.amp.GradScaler.__init__ = make_scaler_as_asked
-    torch.amp.GradScaler.scale = scale_and_note
+    torch.amp.GradScaler.scale, torch.amp.GradScaler.step = scale_and_note, step_and_note

@@ -37,11 +37,13 @@ class Route:
     def __init__(self):
         self.taken, self.finished = -1, False  # the step after which its last batch was taken
         self.samples, self.noted = None, Pass("no sampler", shuffles=False)
-        self.workers, self.drop_last = 0, ""
+        self.drop_last = ""
 
 
 routes, current, last_finished = weakref.WeakSet(), [None], None
+by_hand = None  # a route of a sampler that the script itself went through, for a list perhaps
 passes = collections.defaultdict(list)  # over each dataset: what led to steps, as it was asked
+lists = []
 steps = 0
 
 
@@ -65,7 +67,7 @@ def begin_pass(loader):
     with on(Route()) as route:
         route.noted.sampler = type(loader.sampler).__name__
         iterator = go_through(loader)
-    route.workers, route.drop_last = loader.num_workers, told_to_drop(loader)
+    route.drop_last = told_to_drop(loader)
     iterator.check_conversion = route
     routes.add(route)
     generators.look()  # the loader drew a seed for its workers
@@ -80,6 +82,8 @@ def next_batch(iterator):
             batch = go_on(iterator)
     except StopIteration:
         route.finished, last_finished = True, route
+        if torch.is_grad_enabled():
+            route.taken = steps  # a loader may be asked a batch ahead
         raise
     if torch.is_grad_enabled():
         route.taken = steps
@@ -88,13 +92,15 @@ def next_batch(iterator):
 
 def begin(samples, sampler, **noted):
     """A sampler begins: the passes over its samples before that led to steps."""
-    global last_finished
+    global last_finished, by_hand
     route = current[-1] or Route()
     if current[-1] is None:  # no loader has it
-        route.taken, last_finished = steps, route
+        route.taken, last_finished, by_hand = steps, route, route
     if id(samples) not in passes:
-        with contextlib.suppress(TypeError):  # a list is there to stay
+        try:
             weakref.finalize(samples, passes.pop, id(samples), None)
+        except TypeError:  # a list: kept, so that no other gets its id
+            lists.append(samples)
     before = passes[id(samples)]
     route.samples, route.noted = id(samples), Pass(type(sampler).__name__, **noted)
     return before, route.noted
@@ -151,11 +157,13 @@ def lead_to_a_step():
     found = [route for route in routes if route.taken == steps and not route.finished]
     if not found and last_finished and last_finished.taken == steps:
         found = [last_finished]
+    if by_hand and by_hand.taken == steps and all(route.samples is None for route in found):
+        found.append(by_hand)
     for route in found:
         if not route.noted.steps and route.samples is not None:
             passes[route.samples].append(route.noted.asked)
         route.noted.steps += 1
-        route.noted.workers, route.noted.drop_last = route.workers, route.drop_last
+        route.noted.drop_last = route.drop_last
     steps += 1
     return [Pass(**vars(route.noted)) for route in found]
 

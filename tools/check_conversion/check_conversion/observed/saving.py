@@ -1,5 +1,4 @@
-"""Notes what torch.save saves, what torch.load reads, and that an image is saved."""
-import functools
+"""Notes what torch.save saves, and what torch.load reads."""
 import os
 
 import torch
@@ -29,16 +28,6 @@ def note_and_save(value, file, *given, **options):
 def note_and_load(file, *given, **options):
     notes.note(Remark(About.LOADED, inside_copy(file)))
     return load(file, *given, **options)
-
-
-def change_torchvision(module):
-    save_image = module.save_image
-
-    @functools.wraps(save_image)
-    def note_and_save_image(tensor, fp, *given, **options):
-        notes.note(Remark(About.IMAGE, inside_copy(fp)))
-        return save_image(tensor, fp, *given, **options)
-    module.save_image = note_and_save_image
 
 
 def install(settings):

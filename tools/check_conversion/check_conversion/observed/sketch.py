@@ -11,32 +11,28 @@ ROWS = 1024  # a larger tensor is folded
 MOST_SAMPLES = 10_000
 
 
-def precise(device):
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 @functools.cache
-def signs(device):
-    drawn = torch.randint(2, (ROWS, BUCKETS), generator=torch.Generator("cpu").manual_seed(0),
-                          device="cpu")
-    return (2 * drawn - 1).to(device, precise(device))
+def fixed_numbers(device, seed=1, count=2**16):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn(count, generator=generator, device="cpu", dtype=torch.float64).to(device)
 
 
-@functools.cache
-def fixed_numbers(device):
-    generator = torch.Generator("cpu").manual_seed(1)
-    return torch.randn(2**16, generator=generator, device="cpu").to(device, precise(device))
+def folded(flat):
+    """A large tensor as one of few rows: the sum of its folds, each times a number of its own."""
+    folds = flat.view(-1, ROWS * BUCKETS)
+    factors = fixed_numbers(flat.device, 2, len(folds)).split(64)
+    return sum(some @ part.double() for some, part in zip(factors, folds.split(64)))  # little memory
 
 
 def whole(tensor):
     """All of a tensor of which each rank has a share: all ranks must call this."""
     tensor = tensor.detach()
     tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def sketch(tensors):
-    """Each tensor's numbers with random signs, summed in buckets: the distance of two sketches
+    """Each tensor's numbers times random ones, summed in buckets: the distance of two sketches
     is about that of the tensors."""
     found = []
     for tensor in tensors:
@@ -46,9 +42,8 @@ def sketch(tensors):
         flat = whole(tensor).to_dense().flatten()
         size = BUCKETS if flat.numel() <= ROWS * BUCKETS else ROWS * BUCKETS
         flat = torch.nn.functional.pad(flat, (0, -flat.numel() % size))
-        rows = flat.view(-1, size).sum(0, dtype=precise(flat.device)) if size > BUCKETS else flat
-        rows = rows.view(-1, BUCKETS)
-        found.append((rows * signs(flat.device)[:len(rows)]).sum(0))
+        rows = (folded(flat) if size > BUCKETS else flat.double()).view(-1, BUCKETS)
+        found.append((rows * fixed_numbers(flat.device).view(-1, BUCKETS)[:len(rows)]).sum(0))
     with torch.no_grad():
         return array("d", torch.cat([one.to("cpu", torch.float64) for one in found]).tolist())
 

@@ -202,9 +202,8 @@ def after_step(optimizer, given, options):
         return  # torch.distributed.checkpoint makes an optimizer's state by such a step
     step.after = sketch(parameters_of(optimizer))
     step.passes = sampling.lead_to_a_step()
-    step.stood_still = set(comparable.stood_still)
     step.batchnorm, step.synchronised_at = set(batchnorm.seen), batchnorm.synchronised_at
-    step.precision = precision.of_this_step()
+    step.on = precision.of_this_step()
     notes.note(step)
     if len(stepped) == 1 and sampling.steps == 1:
         generators.watch_draws()  # in the second step
