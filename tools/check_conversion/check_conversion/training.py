@@ -256,6 +256,11 @@ def compare_steps(original, nudged, converted):
     noise, earlier = noise_in(steps, nudged.ranks[0].steps), None
     for k, (one, nudged_step, *shares) in enumerate(
             zip(steps, nudged.ranks[0].steps, *(rank.steps for rank in ranks)), 1):
+        if {share.optimizer for share in shares} != {one.optimizer}:
+            agree.fault = Fault(f"this step is taken by optimizer {one.optimizer + 1} in {original.name}, and by optimizer "
+                                f"{' and '.join(str(share.optimizer + 1) for share in shares)} in the ranks, in the order "
+                                "of their first steps", "Decisions", k)
+            return agree
         agree.fault = between_ranks(ranks, shares)
         names, kept, theirs = what_to_compare(original, converted, one.optimizer, noise[one.optimizer])
         one, nudged_step = (taking(kept, step) for step in (one, nudged_step))

@@ -118,6 +118,9 @@ LIVE = {  # status, what is said, and the two scripts
             ("        loss =", "        x = x + rank\n        loss =")])),
     "a second optimizer without DDP": (1, NOT + "step 2: ranks 0 and 1 .*not wrapped in DDP.*Training goes through", both(
         of=MORE, after=[("other = DDP(nn.Linear(1, 1))", "other = nn.Linear(1, 1)")])),
+    "an optimizer that takes no step": (
+        1, NOT + "step 2: this step is taken by optimizer 2 in train.py, and by optimizer 1 and 1 in", both(
+            of=MORE, after=[("second.step()", "pass")])),
     "noise from three generators, the same on all ranks": (1, "".join(
         rf"(?=.* {name} \(at train.py:{line}\))" for name, line in (("torch", 19), ("numpy", 20), ("Python", 21))) + NOT + (
             "step 1: both draw random numbers in each step, .*, and all ranks draw the same ones"), both(*NOISE)),
