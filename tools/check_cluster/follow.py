@@ -42,6 +42,8 @@ def follow(args, local_rank, told):
     if speaks:
         print(f"{HERE}: lost contact with {args.host}:{args.port}, the rendezvous machine: has its process been "
               "stopped, killed or cut off?", file=sys.stderr, flush=True)
+    else:
+        told.wait(2 * args.wait)  # for the one that speaks, which may still be at what it was asked for
     told.set()
     os._exit(1)
 
