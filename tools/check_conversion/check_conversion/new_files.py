@@ -11,7 +11,7 @@ import torch
 from check_conversion.observed.contents import contents
 from check_conversion.protocol import Saved
 
-MOST = 2**26  # bytes of one file, or of what is in it
+MOST = 2**29  # bytes of one file, or of what is in it
 
 
 class Unreadable(Exception):
