@@ -16,13 +16,14 @@ from runs import AFTER, BEFORE, STEP, TOOL, changed, check
 SPAWN = "\nif __name__ == '__main__':\n    import torch\n    torch.multiprocessing.spawn(main, nprocs=2)\n"
 
 
-def test_two_commands_are_compared_also_ranks_that_their_script_spawns():
+def test_two_commands_are_compared_by_torch_alone_also_ranks_that_their_script_spawns(tmp_path_factory):
+    (packages := tmp_path_factory.mktemp("packages") / "numpy.py").write_text("raise ModuleNotFoundError")
     after = changed(AFTER, ("('gloo')", "('gloo', f'file://{os.getcwd()}/met', rank=rank, world_size=2)"))
     Path("train.py").write_text(f"def main():\n{textwrap.indent(BEFORE, '    ')}\nmain()\n")
     Path("train_ddp.py").write_text(f"import os\ndef main(rank):\n{textwrap.indent(after, '    ')}{SPAWN}")
     files = {*os.listdir()}
     found = subprocess.run([sys.executable, TOOL, "--patience=300", "python train.py", "python train_ddp.py"],
-                           capture_output=True, text=True, timeout=300)
+                           capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(packages.parent)})
     assert found.returncode == 0 and re.match(
         r"the same training: 12 steps with 2 processes; compared: training, 2 lines, 1 save\n"
         r"weights within \de-1\d of their norm; rounding alone moves them by \de-1\d\n"

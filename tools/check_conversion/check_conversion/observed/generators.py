@@ -15,10 +15,10 @@ moved_in_workers = set()
 
 def states():
     """A checksum of the state of each."""
-    found = {"torch": torch.get_rng_state().numpy().tobytes(),
+    found = {"torch": bytes(torch.get_rng_state().tolist()),
              "Python": repr(random.getstate()).encode()}
     if torch.accelerator.is_available() and torch.cuda.is_initialized():
-        found["torch"] += torch.cuda.get_rng_state().numpy().tobytes()
+        found["torch"] += bytes(torch.cuda.get_rng_state().tolist())
     if "numpy.random" in sys.modules:
         _, keys, *position = sys.modules["numpy.random"].get_state()
         found["numpy"] = keys.tobytes() + repr(position).encode()

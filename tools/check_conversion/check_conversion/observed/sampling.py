@@ -124,7 +124,7 @@ def shuffle_all(sampler):
     if sampler.replacement or sampler.num_samples != len(sampler.data_source):
         state = (sampler.generator or torch.default_generator).get_state()
         begin(sampler.data_source, sampler, shuffles=True, length=len(sampler.data_source),
-              drawn=zlib.crc32(state.numpy().tobytes()))
+              drawn=zlib.crc32(bytes(state.tolist())))
         return shuffle(sampler)  # perhaps without an end
     drawn, count = drawn_by(shuffle, sampler), len(sampler.data_source)
     before, _ = begin(sampler.data_source, sampler, shuffles=True, length=count, drawn=drawn)
