@@ -25,7 +25,7 @@ class Evidence:
     losses: Losses
     lengths: tuple  # steps of the first pass over the samples, in both
     names: list  # of the parameters
-    lacking: str  # which of them the converted script's optimizer does not hold
+    lacking: Callable  # which of them the converted script's optimizer does not hold
     each_step: set  # generators that move from step to step in the original, not once a pass
     places: dict  # of generators: the user's line that drew
     alike_before: set  # generators whose states were the same in all ranks in the step before

@@ -254,6 +254,8 @@ def compare_steps(original, nudged, converted):
                  each_step=drawn_in_each_step(steps), in_workers=drawn_in_workers(original, converted),
                  places={name: at for step in steps for name, at in step.drawn_at.items()})
     noise, earlier = noise_in(steps, nudged.ranks[0].steps), None
+    parameters = {which: what_to_compare(original, converted, which, noise[which])
+                  for which in noise if which < len(ranks[0].of(Began))}
     for k, (one, nudged_step, *shares) in enumerate(
             zip(steps, nudged.ranks[0].steps, *(rank.steps for rank in ranks)), 1):
         if {share.optimizer for share in shares} != {one.optimizer}:
@@ -262,7 +264,7 @@ def compare_steps(original, nudged, converted):
                                 "of their first steps", "Decisions", k)
             return agree
         agree.fault = between_ranks(ranks, shares)
-        names, kept, theirs = what_to_compare(original, converted, one.optimizer, noise[one.optimizer])
+        names, kept, theirs = parameters[one.optimizer]
         one, nudged_step = (taking(kept, step) for step in (one, nudged_step))
         shares = [taking(theirs, share) for share in shares]
         rounding.measure(k, one, nudged_step)
@@ -324,7 +326,7 @@ def evidence(k, one, nudged_step, shares, original, nudged, converted, known, na
     steps = original.ranks[0].steps
     found = samples.compare(one, nudged_step, shares, steps, original.name)
     return Evidence(original.name, k, one, shares, found, samples.losses(one, shares, found),
-                    names=names, lacking=lacking(original, converted, one.optimizer),
+                    names=names, lacking=lambda: lacking(original, converted, one.optimizer),
                     alike_before=alike_before(k, converted.ranks),
                     blurred=one.optimizer in rounding.since, whole_before=whole_before,
                     untrained=lambda: compare_untrained(
@@ -343,7 +345,7 @@ def compare_step(e, nudged_step, rounding, earlier=None):
     """earlier: the evidence of a step whose gradients differed, but moved no weight yet."""
     one, share, which = e.one, e.shares[0], e.one.optimizer
     if len(share.before) != len(one.before):
-        return Fault(f"the optimizer holds other parameters than in {e.name}{e.lacking}", "Load first, then DDP")
+        return Fault(f"the optimizer holds other parameters than in {e.name}{e.lacking()}", "Load first, then DDP")
     different = rounding.differs(one.before, share.before, which)
     if different and one.before == rounding.start[which]:
         return Fault("it begins with different weights", "Load first, then DDP")
