@@ -73,8 +73,10 @@ def needs(*commands):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Each test works in a folder of its own, and leaves no process behind."""
+    """Each test works in a folder of its own, finds torchrun, and leaves no process behind."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     yield tmp_path
     while started:
         job = started.pop()
@@ -185,54 +187,61 @@ def start(script, *arguments, processes=2, torchrun=(), device=True, before="", 
 
 
 forks = multiprocessing.get_context("forkserver")  # a process that has imported all that takes ranks seconds
-forks.set_forkserver_preload(["torch._dynamo", "torch.distributed.nn", "torchvision.models"])
+forks.set_forkserver_preload(["torch._dynamo", "torch.distributed.nn", "torch.distributed.tensor", "torchvision.models"])
 
 
-def be_rank(script, arguments, folder, output, environment, before):
+def be_rank(script, arguments, folder, output, before, environment):
     """A fork becomes what a launcher starts."""
     gc.freeze()  # as in first()
     os.chdir(folder)
-    for stream in (1, 2):
-        os.dup2(os.open(f"{output}/{stream}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    for stream, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(f"{output}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     os.environ.update(environment)
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # of loader workers; what is forked here has another default
     torch.multiprocessing.spawn = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
-    if os.environ.get("TEST_DEVICE", "cpu") != "cpu":
-        exec(EXACT_ON_GPUS)
     sys.path.insert(0, str(ROOT))
     exec(before, {})
     sys.argv = [script, *arguments]
-    runpy.run_path(str(ROOT / script), run_name="__main__")
+    runpy.run_path(script, run_name="__main__")
+
+
+def fork(script, arguments, folder, output, processes, before, environment):
+    """The exit codes of a script's ranks, half a second after their start instead of four. 0 processes: no launcher."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun has one
+    launched = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0, "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": store.port, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    ranks = [{**launched, "RANK": rank, "LOCAL_RANK": rank} for rank in range(processes)] or [{}]
+    started = []
+    try:
+        for rank in ranks:
+            variables = {name: str(value) for name, value in {**environment, **rank}.items()}
+            started.append(forks.Process(target=be_rank, args=(script, arguments, folder, output, before, variables)))
+            started[-1].start()
+        for process in started:
+            process.join()
+    finally:
+        for process in started:
+            process.kill()
+    return [process.exitcode for process in started]
 
 
 def train(script, *arguments, processes=2, device=True, before="", status=0, **environment):
-    """Run a script to its end in forked ranks, half a second after its start instead of four. 0 processes: no launcher."""
+    """Run a script to its end in forked ranks, and check how they end."""
     name = Path(script).name  # also of a copy
     options = device_options(processes) if device else []
     options += ["-g", processes] if name == "multigpu_spawn.py" and processes else []
-    ranks = [{}]
-    if processes and name not in {*SCRIPTS} - {*BY_TORCHRUN}:
-        store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun has one
-        environment |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0, "MASTER_ADDR": "127.0.0.1",
-                        "MASTER_PORT": store.port, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-        ranks = [{"RANK": rank, "LOCAL_RANK": rank} for rank in range(processes)]
-    words = [*map(str, [*options, *arguments])]
+    launched = name not in {*SCRIPTS} - {*BY_TORCHRUN}
+    if os.environ.get("TEST_DEVICE", "cpu") != "cpu":
+        before = EXACT_ON_GPUS + before
     with tempfile.TemporaryDirectory() as output:
-        forked = []
-        for rank in ranks:
-            variables = {name: str(value) for name, value in {**environment, **rank}.items()}
-            forked.append(forks.Process(target=be_rank, args=(str(script), words, os.getcwd(), output, variables, before)))
-            forked[-1].start()
         try:
-            for process in forked:
-                process.join()
+            codes = fork(str(ROOT / script), [*map(str, [*options, *arguments])], os.getcwd(), output,
+                         processes if launched else 0, before, environment)
         finally:
-            for process in forked:
-                process.kill()
-            stdout, stderr = (without_gloo(Path(output, stream).read_text()) for stream in "12")
+            stdout, stderr = (without_gloo(Path(output, name).read_text()) for name in ("stdout", "stderr"))
             print(stdout, stderr)  # which pytest shows where a test has failed
-    assert [process.exitcode for process in forked] == [status] * len(forked)
+    assert codes == [status] * len(codes)
     return SimpleNamespace(stdout=stdout, stderr=stderr)
 
 

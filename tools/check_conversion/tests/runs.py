@@ -1,18 +1,11 @@
 """A script before and after its conversion, changed here and there: what a run of it notes, and what the check says."""
 import functools
-import gc
-import multiprocessing
-import os
-import runpy
-import sys
-import tempfile
 from pathlib import Path
 
-import numpy
-import torch
-from check_conversion import command, new_files, observed, running
+from check_conversion import command, new_files, running
 from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
+from launch import fork
 
 TOOL = Path(__file__).resolve().parents[1]
 BEFORE = """
@@ -88,46 +81,27 @@ RICH = both(
     after=[("model.module.state_dict()", "[model.module.state_dict(), memory.state_dict()]"),
            ("tqdm(loader", "tqdm(loader, disable=rank != 0"), (NORM, f"nn.SyncBatchNorm.convert_sync_batchnorm({NORM})")])
 
-forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(["runs", "torch._dynamo", "torch.distributed.nn", "torch.distributed.tensor", "torch.utils.data"])
-
-
-def be_process(script, arguments, records, environment):
-    gc.freeze()  # what was preloaded need not be looked through for modules
-    os.chdir(Path(script).parent)
-    for stream, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(f"{records}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    os.environ.update(environment)
-    tempfile.tempdir = None  # what it was forked from has another,
-    multiprocessing.current_process()._config.pop("tempdir", None)  # and may have used it
-    numpy.random.seed()
-    torch.set_num_threads(1)
-    multiprocessing.set_start_method("fork", force=True)  # of loader workers
-    sys.argv, sys.path[:0] = [script, *arguments], [str(Path(script).parent)]
-    observed.install()
-    runpy.run_path(script, run_name="__main__")
+# A fork is to draw other random numbers and to have other temporary files than what it was forked from.
+IN_COPY = """
+import multiprocessing, os, sys, tempfile
+import numpy
+from check_conversion import observed
+sys.path.insert(0, os.getcwd())
+tempfile.tempdir = None
+multiprocessing.current_process()._config.pop("tempdir", None)
+numpy.random.seed()
+observed.install()
+"""
 
 
 def record(text, processes=0, name="train.py", arguments=(), workspace=None, **options):
-    """What the check has of a run, whose processes are forked, in a second; 0 processes: without a launcher."""
+    """What the check has of a run; 0 processes: without a launcher."""
     Path(name).write_text(text)
     ours = workspace or Workspace(".")
     settings = running.prepare(ours, **options)
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun has one
-    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1",
-              "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
-             for rank in range(processes)]
-    given, environment = (f"{settings.copy}/{name}", arguments, settings.records), running.environment(ours, settings)
-    started = [forks.Process(target=be_process, args=(*given, environment | rank)) for rank in ranks or [{}]]
-    try:
-        for process in started:
-            process.start()
-        for process in started:
-            process.join(60)
-    finally:
-        for process in started:
-            process.kill()
-    run = running.read_run(name, Path(settings.records), status=max(process.exitcode != 0 for process in started))
+    codes = fork(f"{settings.copy}/{name}", arguments, settings.copy, settings.records, processes, IN_COPY,
+                 running.environment(ours, settings) | {"CUDA_VISIBLE_DEVICES": ""})
+    run = running.read_run(name, Path(settings.records), status=max(code != 0 for code in codes))
     run.new_files = new_files.read(settings.copy, ours.unchanged(Path(settings.copy)))
     if not workspace:
         ours.remove()

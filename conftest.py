@@ -1,10 +1,6 @@
 import os
 
-import pytest
-
-pytest.register_assert_rewrite("launch", "chapters", "hosts", "runs")  # their assertions too show what differs
-from hosts import hosts, slurm  # noqa: F401
-from launch import folder  # noqa: F401
+pytest_plugins = ["launch", "hosts"]  # their fixtures
 
 
 def pytest_addoption(parser):
