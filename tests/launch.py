@@ -269,6 +269,11 @@ def load(path):
     return torch.load(path, weights_only=True, map_location="cpu")
 
 
+def formats(path):
+    saved = load(path)
+    return {str(tensor.dtype) for part in (saved["model"], *saved["optimizer"]["state"].values()) for tensor in part.values()}
+
+
 def check_equal(path, expected):
     """The weights in two files, where all was done in float64."""
     states = [saved.get("model", saved) for saved in (load(path), load(expected))]

@@ -1,0 +1,63 @@
+"""Recipes of a few lines: each does what it is for, and trains what its base trains, also when it is resumed."""
+import json
+from pathlib import Path
+
+import pytest
+from launch import EXACT, IN_FLOAT64, after, check_close, check_equal, figures, formats, little_data, load, train
+
+
+def two_legs(script, *options, before=""):
+    """Two epochs, of which the second is a resumed run's."""
+    return figures("".join(train(script, epochs, *options, before=before).stdout for epochs in (1, 2)))
+
+
+def of_both_ranks():
+    return [Path(log).read_text().splitlines() for log in ("log.0", "log.1")]
+
+
+def test_accumulation_is_the_same_training_and_sends_gradients_once_a_step():
+    options, few = (1, "--batch-size", 250), IN_FLOAT64 + little_data(760)
+    without = train("multigpu_torchrun.py", *options, processes=1, before=few)
+    sends = after("torch.nn.parallel.DistributedDataParallel.forward",
+                  "given[0].training, given[0].require_backward_grad_sync")
+    job = train("recipes/accumulate.py", *options, before=few + sends)
+    assert figures(job.stdout) == figures(without.stdout)
+    check_equal("accumulate.pt", "multigpu_torchrun.pt")
+    assert of_both_ranks() == [[*["True False"] * 4, "True True"] * 3] * 2  # four parts of 30 samples, and one of 5
+
+
+def test_preemption_and_a_profile_change_nothing_and_each_rank_leaves_a_trace_of_three_steps():
+    options = "--batch-size", 24  # ten steps an epoch, of which the sixth to the eighth are looked at
+    base = figures(train("multigpu_torchrun.py", 2, *options, before=EXACT).stdout)
+    assert two_legs("recipes/preempt.py", *options, before=EXACT) == base
+    assert figures(train("recipes/profiler.py", 2, *options, before=EXACT).stdout) == base
+    for recipe in ("preempt", "profiler"):
+        check_equal(f"{recipe}.pt", "multigpu_torchrun.pt")
+    for rank in (0, 1):
+        trace = json.loads(Path(f"profiler.pt.rank{rank}.json").read_text())
+        assert trace["distributedInfo"]["rank"] == rank
+        names = [event["name"].partition("#")[0] for event in trace["traceEvents"] if event.get("ph") == "X"]
+        for name in ("ProfilerStep", "enumerate(DataLoader)", "gloo:all_reduce", "Optimizer.step"):  # which the chapter reads
+            assert sum(each.startswith(name) for each in names) == 3, name
+
+
+CALM = "--batch-size", 240, "--lr", 0.009
+FORMATS = (after("torch.nn.Linear.forward", "'training' if given[0].training else 'evaluation', result.dtype") +
+           after("torch.nn.functional.cross_entropy", "'loss', result.dtype"))
+SENT = after("torch.distributed.all_reduce", "given[0].dtype, given[0].numel()")
+
+
+@pytest.mark.parametrize("recipe, logs", [("bf16", FORMATS), ("compress", SENT)])
+def test_recipes_with_fewer_digits_learn_as_fast_and_keep_weights_loss_and_checkpoint_in_float32(recipe, logs):
+    base = two_legs("multigpu_torchrun.py", *CALM)
+    assert base[1][0] - base[2][0] > 0.1  # twenty times the bound, which a recipe that does not train misses
+    check_close(two_legs(f"recipes/{recipe}.py", *CALM, before=logs), base, loss=0.005, accuracy=2)
+    assert formats(f"{recipe}.pt") == {"torch.float32"}
+    weights = sum(weight.numel() for weight in load(f"{recipe}.pt")["model"].values())
+    for lines in of_both_ranks():
+        if recipe == "bf16":
+            assert {*lines} == {"training torch.bfloat16", "evaluation torch.bfloat16", "loss torch.float32"}
+        else:
+            sent = [int(line.split()[1]) for line in lines if line.startswith("torch.bfloat16")]
+            assert sum(sent) == 32 * weights  # all gradients of each step
+            assert len(lines) - len(sent) == 4  # loss and accuracy
