@@ -46,16 +46,6 @@ def test_ctrl_c_ends_a_rank_that_waits_for_another_in_a_collective():
         time.sleep(0.1)
 
 
-def test_importing_utils_leaves_ctrl_c_to_a_notebook_and_works_in_a_thread():
-    code = """import signal, threading
-thread = threading.Thread(target=__import__, args=["utils"])
-thread.start()
-thread.join()
-print(signal.getsignal(signal.SIGINT).__name__)"""
-    job = Job([sys.executable, "-c", code])
-    assert job.wait() == 0 and (job.stdout, job.stderr) == ("default_int_handler\n", "")
-
-
 def test_runs_side_by_side_end_well_with_the_same_figures_and_nothing_of_gloo_left():
     """A thread of it that outlives the group may abort a process at its exit, after good training."""
     threads = "cat /proc/{0}/task/*/comm > {0}.threads"
