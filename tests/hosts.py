@@ -3,7 +3,6 @@ import contextlib
 import os
 import re
 import subprocess
-import sys
 import time
 import uuid
 from dataclasses import dataclass
@@ -109,16 +108,19 @@ def on_one_device(epochs):
     return figures(train("single_gpu.py", epochs, *SMALL, before=EXACT).stdout)
 
 
+@dataclass
 class Slurm:
     """Its commands, given on the first host."""
+    hosts: list
+    conf: Path
 
-    def __init__(self, hosts, folder):
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in an active environment
-        self.hosts = hosts
-        self.environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **first(), "SLURM_CONF": f"{folder}/slurm.conf"}
+    @property
+    def environment(self):
+        return {**os.environ, "SLURM_CONF": str(self.conf)}
 
     def run(self, *words, **env):
-        return subprocess.run(self.hosts[0].command(*words), capture_output=True, text=True, env={**self.environment, **env})
+        return subprocess.run(self.hosts[0].command(*words), capture_output=True, text=True,
+                              env={**self.environment, **first(), **env})
 
     def __call__(self, *words, **env):
         done = self.run(*words, **env)
@@ -151,7 +153,7 @@ def slurm(tmp_path_factory):
         (folder / "slurm.conf").write_text(CONF.format(a=hosts[0], b=hosts[1], folder=folder))
         (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")  # torch sees none
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        slurm, daemons = Slurm(hosts, folder), []
+        slurm, daemons = Slurm(hosts, folder / "slurm.conf"), []
         try:
             for daemon in (MUNGED.split(), hosts[0].command("slurmctld", "-D"),
                            *(host.command("slurmd", "-D", "-N", host.name) for host in hosts)):

@@ -95,7 +95,7 @@ class Job:
         self.mark, self.output, self.errors = str(uuid.uuid4()), tempfile.TemporaryFile(), tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [str(word) for word in command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.errors,
-            start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", **first(), "TEST_JOB": self.mark, **env})
+            start_new_session=True, env={**os.environ, **first(), "TEST_JOB": self.mark, **env})
         started.append(self)
 
     @property

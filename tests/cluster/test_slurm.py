@@ -99,5 +99,5 @@ def test_srun_starts_the_script_itself_and_ends_all_its_tasks_and_launchers_coun
     crowded = slurm.run("srun", "--nodes=1", "--ntasks=3", "--gpus-per-node=2", *step[2:], *script[:2], **first(TWO_GPUS))
     assert "nccl needs a GPU for each process, but with --device cuda there are 2 GPUs for 3" in crowded.stderr
     for launched in ("torchrun --standalone --nproc_per_node=2 multinode.py", "python multigpu_spawn.py"):
-        printed = slurm("srun", "--ntasks=1", *launched.split(), 1, "--device", "cpu")
+        printed = slurm("srun", "--ntasks=1", *launched.split(), 1, "--device", "cpu", *SMALL, **first(EXACT))
         assert "processes: 2, " in printed

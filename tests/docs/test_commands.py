@@ -62,4 +62,4 @@ def test_no_command_restarts_without_what_restarts_need():
 def test_the_summary_says_what_is_skipped_for_want_of_a_package_and_how_to_install_it():
     bare = Job([sys.executable, "-m", "pytest", ROOT / "tests/recipes/test_compile.py", "-n0"], PATH="/nowhere")
     assert bare.wait() == 0
-    assert re.search(r"^SKIPPED \[2\] .*: needs a package: apt-get install g\+\+$", bare.stdout, re.MULTILINE)
+    assert re.search(r"^SKIPPED \[4] .*: needs a package: apt-get install g\+\+$", bare.stdout, re.MULTILINE)

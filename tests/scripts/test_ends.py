@@ -2,12 +2,11 @@
 import os
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from launch import Job, after, figures, start, train
+from launch import after, figures, start, train
 
 
 @pytest.mark.timeout(120)

@@ -2,7 +2,7 @@
 from pathlib import Path
 
 import torch
-from launch import IN_FLOAT64, LITTLE_DATA, SMALL, after, check_close, check_equal, figures, little_data, load, train
+from launch import IN_FLOAT64, SMALL, after, check_close, check_equal, figures, little_data, load, train
 
 
 def test_every_script_and_world_size_ends_with_the_same_weights():

@@ -1,11 +1,13 @@
-"""README's lines, put into a classifier that has BatchNorm and a schedule and that resumes, train what one device trains."""
+"""README's lines, put into a classifier that has BatchNorm and a schedule and resumes, and the pairs of examples, train and
+resume as one device does."""
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from chapters import block
-from launch import after, load, train
+from launch import ROOT, after, load, train
 from runs import check
 
 SCRIPT = """import os
@@ -58,8 +60,8 @@ for epoch in range(epochs):
     os.replace("run.pt.tmp", "run.pt")
 """
 LINES = block("totals = torch.tensor([loss_sum")
-# Each rank works in a folder of its own, as on a machine of its own, and keeps the first checkpoint too.
-KEEP = after("os.replace", "os.path.exists('first.pt') or os.link(given[1], 'first.pt')")
+KEEP = after("os.replace", "os.path.exists('first.pt') or os.link(given[1], 'first.pt')")  # what is saved first is kept too
+# Each rank works in a folder of its own, as on a machine of its own.
 APART = KEEP + after("torch.nn.Module.eval", "given[0][1].running_mean.tolist()") + """import sys
 os.makedirs(os.environ["RANK"], exist_ok=True)
 os.chdir(os.environ["RANK"])
@@ -72,9 +74,8 @@ assert not {"model", "checkpoint"} & globals().keys() and not dist.is_initialize
 """
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_readmes_lines_are_the_same_training_batchnorm_included(processes):
-    status, said = check(SCRIPT + ALONE, SCRIPT + LINES, processes)
+def test_readmes_lines_are_the_same_training_batchnorm_included():
+    status, said = check(SCRIPT + ALONE, SCRIPT + LINES, processes=3)
     assert status == 0 and "not BatchNorm" not in said and "kept its statistics" not in said  # but over all ranks, as on GPUs
     assert "printed: 2 of 2 lines the same" in said and "saved: 4 files the same" in said
 
@@ -90,3 +91,30 @@ def test_readmes_lines_resume_where_rank_0_alone_has_the_checkpoint():
     torch.testing.assert_close(load("0/run.pt"), whole, rtol=0, atol=0)
     tested = [re.findall(r"\[.*", Path(f"{rank}/log.{rank}").read_text()) for rank in (0, 1)]
     assert tested[0] == tested[1] != []  # with the same statistics of BatchNorm
+
+
+PAIRS = {"waves": ("--epochs", "2", "--batch-size", "48"),
+         "language_model": ("--epochs", "5"),  # after the third its learning rate falls
+         "autoencoder": ("--epochs", "2"),
+         "stream": ("--samples", "961"),
+         "contrastive": ("--epochs", "2")}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_pairs_train_print_and_save_the_same_with_three_processes(pair):
+    before, after = ((ROOT / f"examples/{name}.py").read_text() for name in (pair, f"{pair}_ddp"))
+    status, said = check(before, after, 3, PAIRS[pair], name=f"{pair}_ddp.py")
+    assert status == 0 and re.search(r"lines the same .*saved: \d files? the same", said)
+    assert all(float(figure) < 1e-9 for figure in re.findall(r"(?:within|by) (\de-\d+)", said)), said
+
+
+def test_waves_and_waves_ddp_resume_what_the_other_has_saved_also_where_rank_0_alone_has_the_file():
+    def losses(script, epochs, *more, **options):
+        job = train(f"examples/{script}.py", "--epochs", epochs, *more, device=False, CUDA_VISIBLE_DEVICES="", **options)
+        return re.findall(r"epoch (\d+) \| loss (\S+) \| test loss (\S+)", job.stdout)
+
+    alone = losses("waves", 3, processes=0, before=KEEP)
+    shutil.copy("first.pt", "waves_ddp.pt")
+    apart = "import os\nif os.environ['RANK'] == '1':\n    os.mkdir('another')\n    os.chdir('another')\n"
+    assert losses("waves_ddp", 2, before=apart) == alone[1:2] != []
+    assert losses("waves", 3, "--checkpoint", "waves_ddp.pt", processes=0) == alone[2:] != []
