@@ -4,20 +4,7 @@ from pathlib import Path
 
 import pytest
 from chapters import CHAPTERS, in_ranks
-from launch import (
-    EXACT,
-    IN_FLOAT64,
-    ROOT,
-    SMALL,
-    TWO_RATES,
-    after,
-    check_equal,
-    figures,
-    little_data,
-    load,
-    train,
-    with_optimizer,
-)
+from launch import EXACT, ROOT, SMALL, TWO_RATES, after, check_equal, figures, little_data, load, train, with_optimizer
 
 # Bytes that an optimizer step works on. Gradients of one block share a store.
 LOGS_BYTES = after("torch.optim.SGD.step", """sum({
@@ -39,7 +26,7 @@ def test_fsdp_and_single_gpu_go_on_from_each_other_with_the_rates_of_the_file_as
 @pytest.mark.parametrize("model", ["resnet18", "vit"])
 def test_layers_train_as_they_do_whole_and_each_rank_holds_its_share_of_weights_gradients_and_momentum(model):
     """11 and 10 held-out samples in batches of 5: rank 0 has a batch more, whose forward rank 1 must attend."""
-    options, few = (1, "--model", model, "--batch-size", 10), IN_FLOAT64 + little_data(20, 21)
+    options, few = (1, "--model", model, "--batch-size", 10), EXACT + little_data(20, 21)
     whole = train("multigpu_torchrun.py", *options, before=few)
     assert figures(train("recipes/fsdp.py", *options, before=few + LOGS_BYTES).stdout) == figures(whole.stdout)
     check_equal("fsdp.pt", "multigpu_torchrun.pt")
