@@ -1,0 +1,66 @@
+"""README leads to its chapters, links lead somewhere, and the commands shown work as they stand there."""
+import functools
+import re
+import sys
+
+from chapters import CHAPTERS, blocks
+from launch import RECIPES, ROOT, SCRIPTS, Job, train
+from torch.distributed.run import get_args_parser
+
+README = CHAPTERS[ROOT / "README.md"]
+CODE = {name: (ROOT / name).read_text() for name in [
+    *SCRIPTS, *RECIPES, *(str(file.relative_to(ROOT)) for file in sorted(ROOT.glob("examples/*.py")))]}
+
+
+def test_readme_leads_to_every_chapter_and_every_link_between_the_chapters_leads_to_a_file_and_a_heading():
+    assert all(f"]({file.relative_to(ROOT)})" in README for file in CHAPTERS if file != ROOT / "README.md")
+    found = [(file, *link) for file in CHAPTERS for link in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", CHAPTERS[file])]
+    assert len(found) > 20
+    for recipe in (ROOT / name for name in RECIPES):  # which names the section with its reasons
+        found.append((recipe, "../docs/recipes.md", re.search(r'docs/recipes\.md#(\S+)"""', recipe.read_text())[1]))
+    for file, path, anchor in found:
+        target = (file.parent / path).resolve() if path else file
+        headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE) if anchor else []
+        places = ["", *(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)]
+        assert target.exists() and anchor in places, (file, path, anchor)
+
+
+def options_in(text):
+    return {*re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", text)}
+
+
+def test_every_command_names_files_and_options_that_exist():
+    launcher = {option for action in get_args_parser()._actions for option in action.option_strings}
+
+    @functools.cache
+    def options(file):
+        shown = train(file.removesuffix("/__main__.py"), "--help", processes=0, device=False).stdout
+        return options_in(shown) | (launcher if "check_cluster" in file else set())  # which takes them too
+
+    texts = [*blocks("sh"), *(text.split('"""')[1] for text in CODE.values())]
+    commands = re.findall(r"(?:python3?|pip|torchrun) (.*?)(?:$|&&|  #)", "\n".join(texts).replace("\\\n", ""), re.MULTILINE)
+    assert len(commands) > 20
+    for command in commands:
+        command = re.sub(r'"[^"]*"', "", command)  # commands for another command
+        command = re.sub(r"-m recipes\.(\w+)", r"recipes/\1.py", re.sub(r"(tools/\w+)(?= |$)", r"\1/__main__.py", command))
+        if found := re.search(r"(.*?)(\S+\.(?:py|txt))(.*)", command):
+            before, file, after = found.groups()
+            assert (ROOT / file).is_file(), command
+            assert options_in(before) <= launcher | {"-m", "-r"}, command
+            assert not options_in(after) or options_in(after) <= options(file), command
+
+
+def test_no_command_restarts_without_what_restarts_need():
+    texts = "\n".join([*CHAPTERS.values(), *CODE.values()]).replace("\\\n", "")
+    found = re.findall(r".*torchrun .*--max.restarts\S* .*\.py.*", texts)
+    assert len(found) >= 3
+    for line in found:
+        assert re.search(r"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun .*(--standalone|c10d)", line), line
+    batch = (ROOT / "multinode.sbatch").read_text().replace("\\\n", "")
+    assert re.search(r"export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.*--max-restarts=\d .*c10d", batch, re.DOTALL)
+
+
+def test_the_summary_says_what_is_skipped_for_want_of_a_package_and_how_to_install_it():
+    bare = Job([sys.executable, "-m", "pytest", ROOT / "tests/recipes/test_compile.py", "-n0"], PATH="/nowhere")
+    assert bare.wait() == 0
+    assert re.search(r"^SKIPPED \[4] .*: needs a package: apt-get install g\+\+$", bare.stdout, re.MULTILINE)
