@@ -9,22 +9,22 @@ def leg(script, epochs, *options):
     return train(with_optimizer(script, TWO_RATES), epochs, *SMALL, *options, before=EXACT).stdout
 
 
-def test_each_script_goes_on_where_another_stopped_with_the_rates_of_the_file():
-    unbroken = leg("single_gpu.py", 6, "--lr", 0.009)
+def test_each_script_and_fsdp_go_on_where_another_stopped_with_the_rates_of_the_file():
+    unbroken = leg("single_gpu.py", 8, "--lr", 0.009)
     printed = figures(leg("single_gpu.py", 1, "--lr", 0.009, "--checkpoint", "relay.pt"))
-    for epochs, script in enumerate(SCRIPTS, start=2):
+    for epochs, script in enumerate([*SCRIPTS, "recipes/fsdp.py", "single_gpu.py"], start=2):
         said = leg(script, epochs, "--lr", 0.5, "--checkpoint", "relay.pt")
         assert f"relay.pt: {epochs - 1} of {epochs} epochs are done; the saved learning rate, 0.0045, 0.009, is kept" in said
         printed |= figures(said)
     assert printed == figures(unbroken)
     one, other = load("single_gpu.pt"), load("relay.pt")
-    assert one["epoch"] == other["epoch"] == 6
+    assert one["epoch"] == other["epoch"] == 8
     torch.testing.assert_close(other["model"], one["model"], rtol=1e-9, atol=1e-9)
     assert [group["lr"] for group in other["optimizer"]["param_groups"]] == [0.0045, 0.009]
 
     before = Path("relay.pt").read_bytes()
     done = leg("dp.py", 3, "--checkpoint", "relay.pt")
-    assert "relay.pt: 6 of 3 epochs are done; to start afresh, delete it or change" in done
+    assert "relay.pt: 8 of 3 epochs are done; to start afresh, delete it or change" in done
     assert Path("relay.pt").read_bytes() == before and not list(Path().glob("*.tmp"))
 
 

@@ -5,10 +5,11 @@ import torch
 from launch import IN_FLOAT64, SMALL, after, check_close, check_equal, figures, little_data, load, train
 
 
-def test_every_script_and_world_size_ends_with_the_same_weights():
+def test_every_script_world_size_and_recipe_that_computes_the_same_ends_with_the_same_weights():
     """Where nothing comes out even: neither the 259 samples, nor the batches of 48 that fit, nor the 101 held-out samples."""
     ways = [("single_gpu.py", 1), ("dp.py", 1), ("multigpu_spawn.py", 1), ("multigpu_spawn.py", 2),
-            ("multigpu_torchrun.py", 3), ("multigpu_torchrun.py", 4), ("multinode.py", 2)]
+            ("multigpu_torchrun.py", 3), ("multigpu_torchrun.py", 4), ("multinode.py", 2),
+            ("recipes/preempt.py", 2), ("recipes/profiler.py", 2), ("recipes/fsdp.py", 3)]
     printed = []
     for number, (script, processes) in enumerate(ways):
         job = train(script, 2, *SMALL, "--checkpoint", f"{number}.pt", "--local-rank", 0,  # as torch.distributed.launch adds it
@@ -16,7 +17,7 @@ def test_every_script_and_world_size_ends_with_the_same_weights():
         begin, *lines = job.stdout.splitlines()
         assert begin.startswith(f"processes: {processes}, device: ")  # rank 0 alone prints
         assert [line.split()[0] for line in lines] == ["epoch", "epoch", "saved"]
-        assert job.stderr == ""  # and torch warns of nothing
+        assert job.stderr == "" or script == "recipes/profiler.py"  # torch warns of nothing; Kineto says that it profiles
         check_equal(f"{number}.pt", "0.pt")
         printed.append(figures(job.stdout))
         assert printed[-1] == printed[0]
