@@ -1,10 +1,12 @@
-"""recipes/fsdp.py: each rank holds its share, and trains what a whole model does."""
+"""recipes/fsdp.py and recipes/large.py: each rank holds its share, and trains what a whole model does."""
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from chapters import CHAPTERS, in_ranks
-from launch import IN_FLOAT64, ROOT, after, check_equal, figures, little_data, load, train
+from launch import ADAMW, IN_FLOAT64, ROOT, SMALL, after, check_equal, figures, little_data, load, train, with_optimizer
 
 # Bytes that an optimizer step works on. Gradients of one block share a store.
 LOGS_BYTES = after("torch.optim.SGD.step", """sum({
@@ -63,3 +65,55 @@ def test_the_chapters_lines_shard_within_a_machine_accumulate_clip_and_round_to_
         line, = re.findall(f"`({begins}[^`]*)`", table)
         code = code.replace(f"{{{place}}}", line)
     in_ranks(code.replace("fully_shard(…, ", "dict("), processes=4)
+
+
+LITTLE_DATA = little_data(96, 21)
+VIT = "--model", "vit", "--lr", 0.002
+LOGS_MODELS = after("utils.build_model", "next(result.parameters()).device")
+
+
+def test_large_trains_what_fsdp_trains_resumes_on_another_number_of_processes_and_becomes_a_plain_file():
+    def leg(script, epochs, *more, processes=2):
+        copy = with_optimizer(script, ADAMW)
+        return figures(train(copy, epochs, *VIT, *SMALL, *more, processes=processes, before=IN_FLOAT64 + LITTLE_DATA).stdout)
+
+    whole = leg("recipes/fsdp.py", 3)
+    printed = leg("recipes/large.py", 1) | leg("recipes/large.py", 2, processes=3)
+    command, = re.findall(r"^python (-m torch.distributed.checkpoint.*)", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE)
+    subprocess.run([sys.executable, *command.replace("shards/50", "shards/2").split()], check=True, capture_output=True)
+    assert printed | leg("single_gpu.py", 3, "--checkpoint", command.split()[-1]) == whole
+    check_equal(command.split()[-1], "fsdp.pt")
+
+
+def test_in_large_rank_0_alone_makes_the_weights():
+    train("recipes/large.py", 1, *VIT, *SMALL, before=LITTLE_DATA + LOGS_MODELS)
+    assert Path("log.0").read_text().split() == ["cpu", "meta"] and Path("log.1").read_text().split() == ["meta"]
+
+
+def test_a_kill_while_shards_are_saved_leaves_the_checkpoint_before_whole():
+    options = 3, 1, *SMALL
+    dies_at_the_second = "import torch.distributed.checkpoint" + after(
+        "torch.distributed.checkpoint.FileSystemWriter.write_data", "os.path.exists('large.pt') and os.kill(os.getpid(), 9)")
+    train("recipes/large.py", *options, status=-9, before=LITTLE_DATA + dies_at_the_second)
+    assert load("large.pt")["epoch"] == 1 and {file.name for file in Path("large.pt.shards").iterdir()} == {"1", "2"}
+    resumed = train("recipes/large.py", *options, before=LITTLE_DATA)
+    assert "large.pt: 1 of 3 epochs are done" in resumed.stdout
+    assert [file.name for file in Path("large.pt.shards").iterdir()] == ["3"]  # one checkpoint is kept
+
+
+def test_what_it_cannot_resume_or_would_train_as_garbage_stops_before_training():
+    def refused(says, script="recipes/large.py", checkpoint="large.pt", before="", processes=1):
+        job = train(script, 2, *SMALL, "--checkpoint", checkpoint, processes=processes, status=1, before=LITTLE_DATA + before)
+        assert re.search(says, job.stderr) and "epoch 2" not in job.stdout
+
+    refused(r"recompute them after to_empty\(\): {'table'}",  # as rotary tables are
+            before=after("utils.build_model", "result.register_buffer('table', torch.ones(2), persistent=False)"))
+    refused("large.pt is not on storage that all", processes=2,
+            before="import os; os.makedirs(os.environ['RANK'], exist_ok=True); os.chdir(os.environ['RANK'])\n")
+    for script in ("recipes/large.py", "single_gpu.py"):
+        train(script, 1, *SMALL, before=LITTLE_DATA)
+    refused("only recipes.large can resume it", "single_gpu.py")
+    refused("only another script can resume it", checkpoint="single_gpu.pt")
+    shard = Path("large.pt.shards/1/__1_0.distcp")
+    shard.write_bytes(shard.read_bytes()[:-100])
+    refused("CheckpointException")
