@@ -170,19 +170,18 @@ def hold(function, unless="False", until="os.path.exists('go')"):
     return after(function, f"{unless} or [time.sleep(0.05) for _ in iter(lambda: bool({until}), True)]")
 
 
-def device_options(processes):
-    """The device of pytest's --device. Processes that share a GPU can do so by gloo alone."""
-    device = os.environ.get("TEST_DEVICE", "cpu")
-    shared = device != "cpu" and processes > torch.accelerator.device_count()
-    return ["--device", device, *(["--backend", "gloo"] if shared else [])]
+def options(script, processes, device):
+    """The device of pytest's --device, or the script's own choice. Processes that share a GPU can do so by gloo alone."""
+    chosen = os.environ.get("TEST_DEVICE", "cpu")
+    shared = chosen != "cpu" and processes > torch.accelerator.device_count()
+    return [*(["--device", chosen] if device else []), *(["--backend", "gloo"] if device and shared else []),
+            *(["-g", processes] if processes and Path(script).name == "multigpu_spawn.py" else [])]
 
 
-def start(script, *arguments, processes=2, torchrun=(), device=True, before="", **env):
-    """Start a script by its command line. device=False: it chooses its device itself."""
+def start(script, *arguments, processes=2, torchrun=(), before="", **env):
+    """Start a script by its command line."""
     launcher = [*TORCHRUN, "--standalone", f"--nproc_per_node={processes}", *torchrun]
-    line = [*(launcher if script in BY_TORCHRUN else [sys.executable]), ROOT / script]
-    line += device_options(processes) if device else []
-    line += ["-g", processes] if script == "multigpu_spawn.py" else []
+    line = [*(launcher if script in BY_TORCHRUN else [sys.executable]), ROOT / script, *options(script, processes, True)]
     return Job([*line, *arguments], **first(before), **env)
 
 
@@ -228,16 +227,13 @@ def fork(script, arguments, folder, output, processes, before, environment):
 
 def train(script, *arguments, processes=2, device=True, before="", status=0, **environment):
     """Run a script to its end in forked ranks, and check how they end."""
-    name = Path(script).name  # also of a copy
-    options = device_options(processes) if device else []
-    options += ["-g", processes] if name == "multigpu_spawn.py" and processes else []
-    launched = name not in {*SCRIPTS} - {*BY_TORCHRUN}
+    words = [*map(str, [*options(script, processes, device), *arguments])]
+    launched = Path(script).name not in {*SCRIPTS} - {*BY_TORCHRUN}  # also of a copy
     if os.environ.get("TEST_DEVICE", "cpu") != "cpu":
         before = EXACT_ON_GPUS + before
     with tempfile.TemporaryDirectory() as output:
         try:
-            codes = fork(str(ROOT / script), [*map(str, [*options, *arguments])], os.getcwd(), output,
-                         processes if launched else 0, before, environment)
+            codes = fork(str(ROOT / script), words, os.getcwd(), output, processes if launched else 0, before, environment)
         finally:
             stdout, stderr = (without_gloo(Path(output, name).read_text()) for name in ("stdout", "stderr"))
             print(stdout, stderr)  # which pytest shows where a test has failed

@@ -3,18 +3,15 @@ import shutil
 import sys
 
 from hosts import end, on_one_device, torchrun
-from launch import EXACT, RESTARTS, ROOT, SMALL, TORCHRUN, after, check_equal, figures, first, hold, load
+from launch import EXACT, RESTARTS, ROOT, SMALL, after, check_equal, figures, first, hold, load
 
 
-def test_rank_0_alone_reads_and_writes_the_checkpoint_also_by_the_variables_of_a_kubeflow_trainer_job(hosts):
-    """The other host holds another one."""
+def test_rank_0_alone_reads_and_writes_the_checkpoint_also_where_the_other_host_has_another_one(hosts):
     a, b = hosts
     for host, epochs in ((b, 1), (a, 2)):
         on_one_device(epochs)
         shutil.copy("single_gpu.pt", host.folder / "multinode.pt")
-    jobs = [host.start(*TORCHRUN, "--max-restarts=1", ROOT / "multinode.py", 3, "--device", "cpu", *SMALL, PET_NNODES="2",
-                       PET_NPROC_PER_NODE="1", PET_NODE_RANK=str(rank), PET_MASTER_ADDR=a.name, PET_MASTER_PORT="29500",
-                       MASTER_ADDR=a.name, RANK=str(rank), **first(EXACT)) for rank, host in enumerate(hosts)]
+    jobs = torchrun(hosts, f"--nnodes=2 --max-restarts=1 {a.rendezvous}", 3, *SMALL, **first(EXACT))
     assert end(jobs) == {3: on_one_device(3)[3]} and "multinode.pt: 2 of 3 epochs are done" in jobs[0].stdout
     check_equal(a.folder / "multinode.pt", "single_gpu.pt")
     assert jobs[1].stdout == "" and load(b.folder / "multinode.pt")["epoch"] == 1

@@ -4,28 +4,18 @@ from textwrap import indent
 from chapters import block, in_ranks
 
 PARTS = {  # what three ranks do one after the other
-    "unequal_and_empty_parts": f"""
-criterion, net = nn.MSELoss(), nn.Linear(4, 1)
+    "unequal_and_empty_parts_and_what_is_done_with_ddps_result": f"""
+net = nn.Linear(4, 4)
+net.head = nn.Linear(4, 1)
 for samples in (9, 8, 2):  # the last part is empty
     batch, target = torch.randn(samples, 4), torch.randn(samples, 1)
     alone, model = copy.deepcopy(net), DDP(copy.deepcopy(net))
-    optimizer = torch.optim.SGD(model.parameters())
-    whole = criterion(alone(batch), target)
+    optimizer, criterion = torch.optim.SGD(model.parameters()), lambda result, y: F.mse_loss(model.module.head(result), y)
+    whole = F.mse_loss(alone.head(alone(batch)), target)
     whole.backward()
     {block("mine = len(range", 4)}
     check(model, alone)
     torch.testing.assert_close(shown, whole.detach())
-""",
-    "what_is_done_with_ddps_result_is_averaged_and_what_is_done_without_ddp_is_not": """
-inputs, net = torch.randn(12, 4), nn.Linear(4, 4)
-net.head = nn.Linear(4, 1)
-net.head(net(inputs)).square().mean().backward()
-for way, averaged in ((lambda model, x: model.module.head(model(x)), True),
-                      (lambda model, x: model.module.head(model.module(x)), False)):
-    model = DDP(copy.deepcopy(net))
-    model.zero_grad()
-    way(model, inputs[rank::world_size]).square().mean().backward()
-    assert averaged == all(torch.allclose(one.grad, whole.grad) for one, whole in zip(model.parameters(), net.parameters()))
 """,
     "a_ratio_of_sums_and_a_gradient_penalty": f"""
 inputs, masks = torch.randn(13, 4, requires_grad=True), torch.randint(2, (13, 1)).double()

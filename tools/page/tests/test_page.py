@@ -12,8 +12,7 @@ from playwright.sync_api import expect, sync_playwright
 PAGE = (ROOT / "docs/index.html").as_uri()
 EXAMPLES = [(str(file.relative_to(ROOT)).replace("_ddp", ""), str(file.relative_to(ROOT)))
             for file in sorted(ROOT.glob("examples/*_ddp.py"))]
-PAIRS = [*ARROWS, *EXAMPLES, ("single_gpu.py", "multigpu_torchrun.py"), ("multigpu_torchrun.py", "single_gpu.py"),
-         ("recipes/bf16.py", "recipes/loop.py"), ("dp.py", "dp.py")]
+PAIRS = [*ARROWS, *EXAMPLES, ("single_gpu.py", "multigpu_torchrun.py"), ("recipes/bf16.py", "dp.py")]
 HUNKS = """hunks => hunks.map(hunk => ["pre", ".why p", ".why code"].map(
     kind => [...hunk.querySelectorAll(kind)].map(one => one.textContent)))"""
 
