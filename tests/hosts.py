@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launch import EXACT, ROOT, SMALL, TORCHRUN, Job, figures, first, needs, train
+from launch import EXACT, ROOT, SMALL, TORCHRUN, Job, figures, needs, train
 
 CABLE = """
 ip netns add $1
@@ -67,8 +67,8 @@ class Host:
     def start(self, *words, **env):
         return Job(self.command(*words), self.folder, **env)
 
-    def run(self, *words):
-        subprocess.run(self.command(*words), check=True)
+    def run(self, *words, **env):
+        return subprocess.check_output(self.command(*words), text=True, env={**os.environ, **env})
 
 
 @contextlib.contextmanager
@@ -108,61 +108,45 @@ def on_one_device(epochs):
     return figures(train("single_gpu.py", epochs, *SMALL, before=EXACT).stdout)
 
 
-@dataclass
-class Slurm:
-    """Its commands, given on the first host."""
-    hosts: list
-    conf: Path
+def submit(host, *words, **env):
+    return host.run("sbatch", "--parsable", *words, **env).strip()
 
-    @property
-    def environment(self):
-        return {**os.environ, "SLURM_CONF": str(self.conf)}
 
-    def run(self, *words, **env):
-        return subprocess.run(self.hosts[0].command(*words), capture_output=True, text=True,
-                              env={**self.environment, **first(), **env})
+def wait_for(text, output):
+    """Until a batch job has written this to its file."""
+    while not output.exists() or text not in output.read_text():
+        time.sleep(0.1)
 
-    def __call__(self, *words, **env):
-        done = self.run(*words, **env)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
-    def submit(self, *words, **env):
-        return self("sbatch", "--parsable", *words, **env).strip()
-
-    def wait_for(self, text, output):
-        """Until a job has written this to its file."""
-        while not output.exists() or text not in output.read_text():
-            time.sleep(0.1)
-
-    def wait(self, job):
-        """How a job ended."""
-        while (state := re.search(r"JobState=(\w+)", self("scontrol", "show", "job", job))[1]) not in ("COMPLETED", "FAILED"):
-            time.sleep(1)
-        return state
+def how_it_ended(host, job):
+    while (state := re.search(r"JobState=(\w+)", host.run("scontrol", "show", "job", job))[1]) not in ("COMPLETED", "FAILED"):
+        time.sleep(1)
+    return state
 
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory):
+    """Two hosts, on which its commands work."""
     needs("munged", "slurmctld", "slurmd", "srun")
     folder = tmp_path_factory.mktemp("slurm")
-    with two_hosts(folder) as hosts, open(folder / "daemons.log", "w") as log:
+    with two_hosts(folder) as hosts, open(folder / "daemons.log", "w") as log, pytest.MonkeyPatch.context() as patch:
         (folder / "state").mkdir()
         (folder / "munge.key").write_bytes(os.urandom(1024))
         (folder / "munge.key").chmod(0o600)
         (folder / "slurm.conf").write_text(CONF.format(a=hosts[0], b=hosts[1], folder=folder))
         (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")  # torch sees none
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        slurm, daemons = Slurm(hosts, folder / "slurm.conf"), []
+        patch.setenv("SLURM_CONF", f"{folder}/slurm.conf")
+        daemons = []
         try:
             for daemon in (MUNGED.split(), hosts[0].command("slurmctld", "-D"),
                            *(host.command("slurmd", "-D", "-N", host.name) for host in hosts)):
-                daemons.append(subprocess.Popen(daemon, cwd=folder, env=slurm.environment, stderr=log, start_new_session=True))
+                daemons.append(subprocess.Popen(daemon, cwd=folder, stderr=log, start_new_session=True))
                 while not (folder / "munge.socket").exists():
                     assert daemons[0].poll() is None
-            while slurm.run("sinfo", "--noheader", "--format=%T").stdout.split() != ["idle"]:
+            while hosts[0].run("sh", "-c", "sinfo --noheader --format=%T || true").split() != ["idle"]:
                 time.sleep(0.2)
-            yield slurm
+            yield hosts
         finally:
             for process in reversed(daemons):
                 process.terminate()

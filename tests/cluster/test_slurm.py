@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hosts import on_one_device
+from hosts import end, how_it_ended, on_one_device, submit, wait_for
 from launch import EXACT, ROOT, SMALL, TWO_GPUS, figures, first, hold, load
 
 HELD = EXACT + hold("os.replace")  # after an epoch, so that there is something left to train
@@ -16,54 +16,54 @@ TILL_A_SIGNAL = EXACT + "calls = []\n" + hold("torch.optim.SGD.step", "calls.app
 def scripts(folder, slurm):
     """The scripts in a folder that all nodes see, which is also where jobs write; of jobs that are left none goes on."""
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
+    slurm[0].folder = folder
     yield
-    slurm("scancel", "--user=root")
+    slurm[0].run("scancel", "--user=root")
     print(*(output.read_text() for output in folder.glob("*.out")))  # which pytest shows where a test has failed
 
 
 def test_two_batch_jobs_at_once_go_on_when_time_runs_out_or_one_is_preempted_a_recipe_at_the_step_where_it_was(slurm):
     """With the GPUs asked for; where a machine has more, it warns."""
-    options = 3, 1, "--device", "cpu", *SMALL
-    jobs = [slurm.submit("--gpus-per-node=1", "--cpus-per-task=3", "multinode.sbatch", *script, *options, **first(before))
-            for script, before in ((["multinode.py"], HELD), (["recipes.preempt"], TILL_A_SIGNAL))]
+    host, options = slurm[0], (3, 1, "--device", "cpu", *SMALL)
+    jobs = [submit(host, "--gpus-per-node=1", "--cpus-per-task=3", "multinode.sbatch", script, *options, **first(before))
+            for script, before in (("multinode.py", HELD), ("recipes.preempt", TILL_A_SIGNAL))]
     outputs = [Path(f"multinode-{job}.out") for job in jobs]
     for output, name in zip(outputs, ("multinode.pt", "preempt.pt")):
-        slurm.wait_for("epoch 1/3", output)  # and not all, before there is a file `go`
+        wait_for("epoch 1/3", output)  # and not all, before there is a file `go`
         while not Path(name).exists():
             time.sleep(0.1)
-    slurm("scancel", "--batch", "--signal=USR1", jobs[0])  # as Slurm does, by --signal, before its time runs out
-    slurm.submit("--partition=urgent", "--nodes=2", "--cpus-per-task=6", "--wrap=true")  # of the 8 on each
+    host.run("scancel", "--batch", "--signal=USR1", jobs[0])  # as Slurm does, by --signal, before its time runs out
+    submit(host, "--partition=urgent", "--nodes=2", "--cpus-per-task=6", "--wrap=true")  # of the 8 on each
     for job in jobs:
-        while "Restarts=0" in (state := slurm("scontrol", "show", "job", job)):
+        while "Restarts=0" in (state := host.run("scontrol", "show", "job", job)):
             assert "JobState=FAILED" not in state
             time.sleep(0.1)
     assert load("preempt.pt")["total"][1] == 3 * 48  # steps of the second epoch
     Path("go").touch()
     alone = on_one_device(3)
     for job, output in zip(jobs, outputs):
-        assert slurm.wait(job) == "COMPLETED", output.read_text()
+        assert how_it_ended(host, job) == "COMPLETED", output.read_text()
         assert output.read_text().count("processes: 2, ") == 2
         assert figures(output.read_text()) == alone
         assert ".pt: 1 of 3 epochs are done" in output.read_text()
-        for host in slurm.hosts:
-            assert f"{host.name}: 3 cores, 1 GPUs\n" in output.read_text()
-            assert f"{host.name}: WARNING: it has 2 GPUs, but this job asked for 1: use --gpus-per-node=2" in output.read_text()
+        for machine in slurm:
+            assert f"{machine.name}: 3 cores, 1 GPUs\n" in output.read_text()
+            assert f"{machine.name}: WARNING: it has 2 GPUs, but this job asked for 1: use" in output.read_text()
 
 
 def test_srun_starts_the_script_itself_and_ends_all_its_tasks(slurm):
     step = ["srun", "--nodes=2", "--kill-on-bad-exit=1"]
     script = ["python", "multinode.py", 2, 2, "--device", "cpu", *SMALL]
-    printed = slurm(*step, "--ntasks-per-node=2", *script, **first(EXACT))
-    assert "processes: 4, " in printed
-    assert figures(printed) == on_one_device(2)
+    job = slurm[0].start(*step, "--ntasks-per-node=2", *script, **first(EXACT))
+    assert end([job]) == on_one_device(2) and "processes: 4, " in job.stdout
     Path("multinode.pt").write_text("no checkpoint")
-    failed = slurm.run(*step, *script)
-    assert failed.returncode != 0 and failed.stderr.count("multinode.pt cannot be resumed and is left as it was") == 1
+    failed = slurm[0].start(*step, *script)
+    assert failed.wait() and failed.stderr.count("multinode.pt cannot be resumed and is left as it was") == 1
 
 
 def test_more_tasks_than_gpus_are_refused_and_launchers_count_before_slurm(slurm):
-    crowded = slurm.run("srun", "--ntasks=3", "--gpus-per-node=2", "python", "multinode.py", **first(TWO_GPUS))
-    assert "nccl needs a GPU for each process, but with --device cuda there are 2 GPUs for 3" in crowded.stderr
+    crowded = slurm[0].start("srun", "--ntasks=3", "--gpus-per-node=2", "python", "multinode.py", **first(TWO_GPUS))
+    assert crowded.wait() and "nccl needs a GPU for each process, but with --device cuda there are 2 GPUs" in crowded.stderr
     for launched in ("torchrun --standalone --nproc_per_node=2 multinode.py", "python multigpu_spawn.py"):
-        printed = slurm("srun", "--ntasks=1", *launched.split(), 1, "--device", "cpu", *SMALL, **first(EXACT))
-        assert "processes: 2, " in printed
+        job = slurm[0].start("srun", "--ntasks=1", *launched.split(), 1, "--device", "cpu", *SMALL, **first(EXACT))
+        assert end([job]) and "processes: 2, " in job.stdout

@@ -114,5 +114,5 @@ def test_srun_starts_it_too_and_a_task_that_does_not_come_or_a_machine_that_does
         second, tasks, wait, status, says, slurm):
     check = "python", CHECK, "--device=cpu", f"--wait={wait}"
     command = *UNSHARED, f'[ $SLURM_NODEID = 0 ] || {second} "$@"; exec "$@"', "-", *check
-    job = slurm.run("srun", "--nodes=2", f"--ntasks-per-node={tasks}", *command, **first(FORKED))
-    assert (job.returncode != 0) == status and says.format(slurm.hosts[0].name) in job.stdout, job.stdout + job.stderr
+    job = slurm[0].start("srun", "--nodes=2", f"--ntasks-per-node={tasks}", *command, **first(FORKED))
+    assert (job.wait() != 0) == status and says.format(slurm[0].name) in job.stdout, job.stdout + job.stderr
