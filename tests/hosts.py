@@ -68,10 +68,9 @@ class Host:
         return Job(self.command(*words), self.folder, **env)
 
     def run(self, *words, **env):
-        return subprocess.check_output(self.command(*words), text=True, env={**os.environ, **env})
+        return subprocess.check_output(self.command(*words), text=True, env={**os.environ, **env}).strip()
 
 
-@contextlib.contextmanager
 def two_hosts(folder):
     needs("ip")
     names = [f"{letter}{uuid.uuid4().hex[:8]}" for letter in "ab"]
@@ -86,10 +85,7 @@ def two_hosts(folder):
         subprocess.run(["sh", "-c", "for name do rm -rf /etc/netns/$name; ip netns del $name; done", "-", *names])
 
 
-@pytest.fixture
-def hosts(folder):
-    with two_hosts(folder) as hosts:
-        yield hosts
+hosts = pytest.fixture(two_hosts)
 
 
 def torchrun(hosts, options, *arguments, **env):
@@ -106,10 +102,6 @@ def end(jobs):
 
 def on_one_device(epochs):
     return figures(train("single_gpu.py", epochs, *SMALL, before=EXACT).stdout)
-
-
-def submit(host, *words, **env):
-    return host.run("sbatch", "--parsable", *words, **env).strip()
 
 
 def wait_for(text, output):
@@ -129,7 +121,7 @@ def slurm(tmp_path_factory):
     """Two hosts, on which its commands work."""
     needs("munged", "slurmctld", "slurmd", "srun")
     folder = tmp_path_factory.mktemp("slurm")
-    with two_hosts(folder) as hosts, open(folder / "daemons.log", "w") as log, pytest.MonkeyPatch.context() as patch:
+    with contextlib.contextmanager(two_hosts)(folder) as hosts, pytest.MonkeyPatch.context() as patch:
         (folder / "state").mkdir()
         (folder / "munge.key").write_bytes(os.urandom(1024))
         (folder / "munge.key").chmod(0o600)
@@ -141,10 +133,10 @@ def slurm(tmp_path_factory):
         try:
             for daemon in (MUNGED.split(), hosts[0].command("slurmctld", "-D"),
                            *(host.command("slurmd", "-D", "-N", host.name) for host in hosts)):
-                daemons.append(subprocess.Popen(daemon, cwd=folder, stderr=log, start_new_session=True))
+                daemons.append(subprocess.Popen(daemon, cwd=folder, stderr=subprocess.DEVNULL, start_new_session=True))
                 while not (folder / "munge.socket").exists():
                     assert daemons[0].poll() is None
-            while hosts[0].run("sh", "-c", "sinfo --noheader --format=%T || true").split() != ["idle"]:
+            while hosts[0].run("sh", "-c", "sinfo --noheader --format=%T || true") != "idle":
                 time.sleep(0.2)
             yield hosts
         finally:

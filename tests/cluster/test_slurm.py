@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hosts import end, how_it_ended, on_one_device, submit, wait_for
+from hosts import end, how_it_ended, on_one_device, wait_for
 from launch import EXACT, ROOT, SMALL, TWO_GPUS, figures, first, hold, load
 
 HELD = EXACT + hold("os.replace")  # after an epoch, so that there is something left to train
@@ -25,7 +25,8 @@ def scripts(folder, slurm):
 def test_two_batch_jobs_at_once_go_on_when_time_runs_out_or_one_is_preempted_a_recipe_at_the_step_where_it_was(slurm):
     """With the GPUs asked for; where a machine has more, it warns."""
     host, options = slurm[0], (3, 1, "--device", "cpu", *SMALL)
-    jobs = [submit(host, "--gpus-per-node=1", "--cpus-per-task=3", "multinode.sbatch", script, *options, **first(before))
+    batch = "sbatch", "--parsable", "--gpus-per-node=1", "--cpus-per-task=3", "multinode.sbatch"
+    jobs = [host.run(*batch, script, *options, **first(before))
             for script, before in (("multinode.py", HELD), ("recipes.preempt", TILL_A_SIGNAL))]
     outputs = [Path(f"multinode-{job}.out") for job in jobs]
     for output, name in zip(outputs, ("multinode.pt", "preempt.pt")):
@@ -33,7 +34,7 @@ def test_two_batch_jobs_at_once_go_on_when_time_runs_out_or_one_is_preempted_a_r
         while not Path(name).exists():
             time.sleep(0.1)
     host.run("scancel", "--batch", "--signal=USR1", jobs[0])  # as Slurm does, by --signal, before its time runs out
-    submit(host, "--partition=urgent", "--nodes=2", "--cpus-per-task=6", "--wrap=true")  # of the 8 on each
+    host.run("sbatch", "--partition=urgent", "--nodes=2", "--cpus-per-task=6", "--wrap=true")  # of the 8 on each
     for job in jobs:
         while "Restarts=0" in (state := host.run("scontrol", "show", "job", job)):
             assert "JobState=FAILED" not in state
