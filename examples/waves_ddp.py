@@ -1,14 +1,13 @@
-"""Reads the frequency off a noisy wave; with DDP:
+"""Tells noisy waves apart by their frequency; with DDP:
 torchrun --standalone --nproc_per_node=2 examples/waves_ddp.py
 """
 import argparse
 import math
 import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but without it Python can abort at exit
+import torch.distributed.nn  # keeps Python from aborting at exit
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
@@ -16,78 +15,113 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDatas
 
 def make_waves(count, seed):
     generator = torch.Generator().manual_seed(seed)
-    frequency = 1 + 3 * torch.rand(count, 1, generator=generator)
+    targets = torch.randint(4, (count,), generator=generator)
+    frequency = (1 + targets + 0.2 * torch.randn(count, generator=generator))[:, None]
     phase = torch.rand(count, 1, generator=generator)
     angle = 2 * math.pi * (frequency * torch.linspace(0, 1, 64) + phase)
     waves = angle.sin() + 0.3 * torch.randn(count, 64, generator=generator)
-    return TensorDataset(waves, frequency)
+    return TensorDataset(waves, targets)
+
+
+def train(model, loader):
+    model.train()
+    loss_sum = trained = 0
+    for waves, targets in loader:
+        waves, targets = waves.to(device), targets.to(device)
+        loss = nn.functional.cross_entropy(model(waves), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss_sum += loss.item() * len(targets)
+        trained += len(targets)
+    return loss_sum, trained
+
+
+@torch.no_grad()
+def evaluate(model, loader):
+    model.eval()
+    correct = tested = 0
+    for waves, targets in loader:
+        waves, targets = waves.to(device), targets.to(device)
+        correct += (model(waves).argmax(dim=1) == targets).sum().item()
+        tested += len(targets)
+    return correct, tested
 
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--epochs", type=int, default=15)
+parser.add_argument("--epochs", type=int, default=10)
 parser.add_argument("--batch-size", type=int, default=64)
-parser.add_argument("--checkpoint", default=f"{Path(__file__).stem}.pt")
+parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
+epochs, batch_size = args.epochs, args.batch_size
 
+# 1. Replaces device = ...; compare device.type, not device, with "cuda"
 device = torch.device("cpu")
 accelerator = torch.accelerator.current_accelerator(check_available=True)
-if accelerator and accelerator.type != "mps":  # a Mac's GPU has no collectives
+if accelerator and accelerator.type != "mps":  # mps has no collectives
     device = torch.device(accelerator.type, int(os.environ["LOCAL_RANK"]))
-    torch.accelerator.set_device_index(device)  # before anything else touches a GPU
+    torch.accelerator.set_device_index(device)  # before any GPU call
 dist.init_process_group(dist.get_default_backend_for_device(device),
                         device_id=device if device.type != "cpu" else None)
 rank, world_size = dist.get_rank(), dist.get_world_size()
-train_set, test_set = make_waves(2048, seed=0), make_waves(509, seed=1)
-test_set = Subset(test_set, range(rank, len(test_set), world_size))
-sampler = DistributedSampler(train_set, drop_last=True)
-assert args.batch_size % world_size == 0, "--batch-size must be divisible by the world size"
-train_loader = DataLoader(train_set, args.batch_size // world_size, sampler=sampler, drop_last=True)
-test_loader = DataLoader(test_set, args.batch_size)
 
-torch.manual_seed(0)
+train_set, val_set = make_waves(2040, seed=1), make_waves(509, seed=2)
+
+# 2. The data; keep your loaders' other options
+assert batch_size % world_size == 0
+sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)  # replaces shuffle=True
+train_loader = DataLoader(train_set, batch_size // world_size, sampler=sampler)
+val_loader = DataLoader(Subset(val_set, range(rank, len(val_set), world_size)), batch_size // world_size)
+
+torch.manual_seed(args.seed)
 model = nn.Sequential(
-    nn.Unflatten(1, (1, 64)), nn.Conv1d(1, 16, kernel_size=9, stride=2), nn.GELU(),
-    nn.Conv1d(16, 32, kernel_size=5, stride=2), nn.GELU(),
-    nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Linear(128, 1)).to(device)
+    nn.Unflatten(1, (1, 64)), nn.Conv1d(1, 16, kernel_size=9, stride=2), nn.BatchNorm1d(16), nn.ReLU(),
+    nn.Conv1d(16, 32, kernel_size=5, stride=2), nn.BatchNorm1d(32), nn.ReLU(),
+    nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Dropout(0.1), nn.Linear(128, 4)).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-first_epoch = 0
-checkpoint = [torch.load(args.checkpoint, map_location="cpu", weights_only=True)
-              if rank == 0 and os.path.exists(args.checkpoint) else None]
-dist.broadcast_object_list(checkpoint)  # to the other ranks: they may not see the file
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+
+# 3. Below your model (on device), optimizer and schedule
+path, first_epoch, best = "run.pt", 0, 0.0
+checkpoint = [torch.load(path, map_location="cpu", weights_only=True)
+              if rank == 0 and os.path.exists(path) else None]
+dist.broadcast_object_list(checkpoint)  # others may not see the file
 checkpoint = checkpoint[0]
 if checkpoint:
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
-    first_epoch = checkpoint["epoch"]
-    if rank == 0:
-        print(f"{args.checkpoint}: {first_epoch} of {args.epochs} epochs are done")
-model = DDP(model)  # also copies rank 0's weights to all
+    schedule.load_state_dict(checkpoint["schedule"])
+    # scaler.load_state_dict(checkpoint["scaler"])
+    first_epoch, best = checkpoint["epoch"], checkpoint["best"]
+    if rank == 0: print(f"{path}: {first_epoch}/{epochs} epochs done")
+del checkpoint
+if device.type != "cpu":  # BatchNorm over the whole batch
+    model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+model = DDP(model)
 
-for epoch in range(first_epoch, args.epochs):
-    sampler.set_epoch(epoch)
-    totals = torch.zeros(4, device=device)  # loss, samples: trained, tested
-    for waves, frequency in train_loader:
-        waves, frequency = waves.to(device), frequency.to(device)
-        loss = nn.functional.mse_loss(model(waves), frequency)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        totals[0] += loss.detach() * len(waves)
-        totals[1] += len(waves)
-    with torch.no_grad():
-        for waves, frequency in test_loader:
-            waves, frequency = waves.to(device), frequency.to(device)
-            loss = nn.functional.mse_loss(model.module(waves), frequency)
-            totals[2] += loss * len(waves)
-            totals[3] += len(waves)
+for epoch in range(first_epoch, epochs):
+    sampler.set_epoch(epoch)  # a new order
+    torch.manual_seed(args.seed + epoch * world_size + rank)  # own dropout and augmentation
+    loss_sum, trained = train(model, train_loader)  # loss.item() * len(targets), samples
+    for buffer in model.buffers():  # use rank 0's BatchNorm statistics
+        dist.broadcast(buffer, src=0)
+    correct, tested = evaluate(model.module, val_loader)  # correct predictions, samples
+    schedule.step()
+
+    # 4. Sums over all ranks
+    totals = torch.tensor([loss_sum, trained, correct, tested], dtype=torch.float64, device=device)
     dist.all_reduce(totals)
-    if rank != 0:
-        continue  # rank 0 alone prints and saves: no collective in the rest of this loop
-    trained, tested = totals[0] / totals[1], totals[2] / totals[3]
-    print(f"epoch {epoch + 1} | loss {trained:.4f} | test loss {tested:.4f}", flush=True)
-    torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
-                "epoch": epoch + 1}, f"{args.checkpoint}.tmp")
-    os.replace(f"{args.checkpoint}.tmp", args.checkpoint)
+    loss_sum, trained, correct, tested = totals.tolist()
+    if rank == 0:  # no collective in here
+        accuracy = correct / tested
+        print(f"loss {loss_sum / trained:.4f} | accuracy {accuracy:.2%}")
+        if accuracy > best:
+            best = accuracy
+            torch.save(model.module.state_dict(), "best.pt")
+        torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
+                    "schedule": schedule.state_dict(),  # "scaler": scaler.state_dict(),
+                    "epoch": epoch + 1, "best": best}, f"{path}.tmp")
+        os.replace(f"{path}.tmp", path)
 
-del model  # it holds the group, whose threads must end before Python does
+del model  # it holds the process group
 dist.destroy_process_group()
