@@ -24,11 +24,11 @@ def recorded():
 
 # Changes of the three runs: the original, the nudged and the converted one.
 
-def at(k, ranks=(0, 1), **new):
-    """Attributes of step k in the converted run: what becomes of them."""
+def at(k, ranks=(0, 1), run=2, **new):
+    """Attributes of step k: what becomes of them."""
     def change(three):
         for rank in ranks:
-            step = three[2].ranks[rank].steps[k - 1]
+            step = three[run].ranks[rank].steps[k - 1]
             for name, become in new.items():
                 setattr(step, name, become(getattr(step, name)))
     return change
@@ -46,16 +46,19 @@ def steps_of(three):
     return [step for run in three for rank in run.ranks for step in rank.steps]
 
 
-def another_buffer(three):
-    for rank in three[2].ranks:
-        for numbers in vars(rank.steps[1].untrained["memory.keys"]).values():
-            numbers[0] += 1
-        rank.steps[2].gradients[0] *= 2  # by which training goes otherwise
-        rank.steps[2].after = times(1.01)(rank.steps[2].after)
+def another_buffer(ranks):
+    def change(three):
+        for rank in three[2].ranks:
+            rank.steps[2].gradients[0] *= 2  # by which training goes otherwise
+            rank.steps[2].after = times(1.01)(rank.steps[2].after)
+        for rank in ranks:
+            for numbers in vars(three[2].ranks[rank].steps[1].untrained["memory.keys"]).values():
+                numbers[0] += 1
+    return change
 
 
-def end(**how):
-    return lambda three: vars(three[2]).update(how)
+def end(run=2, **how):
+    return lambda three: vars(three[run]).update(how)
 
 
 def add(*notes):
@@ -97,7 +100,10 @@ def saved(value, name="a.pt", **more):
     return {name: {"weight": torch.tensor([float(value)]), **more}}
 
 
-ERROR = '  File "/home/me/train_ddp.py", line 9, in <module>\nValueError: my own'
+ERROR = """[rank1]:   File "/home/me/train_ddp.py", line 9, in <module>
+[rank1]:   File "/usr/lib/python3.11/site-packages/torch/nn/functional.py", line 5, in linear
+[rank1]: ValueError: my own
+RuntimeError: what came later"""
 LOADED = [Remark(About.LOADED, name) for name in ("words.pt", "run.pt")]
 NAN = float("nan")
 RANKS = (0, 0), (1, 0), (2, 0), (2, 1)  # of the three runs
@@ -119,29 +125,33 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         "no gradients": ([at(1, after=times(1.01), gradients=times(0))], 1, NOT + "step 1: there are no gradients: does the opt"),
         "another order on each rank": ([at(1, [1], passes=lambda passes: [replace(passes[-1], asked=(1, 0))])], 1, NOT + (
             r"step 1: ranks 0 and 1 shuffle differently, because DistributedSampler's seed and epoch are \(0, 0\) and \(1, 0\)")),
-        "another rate": ([at(5, options=rate(0.1))], 1, NOT + "step 5: different optimizer options: lr 0.1 instead of 0.05"),
         "a rank's own rate": ([at(7, [1], options=rate(0.02))], 1, NOT + (
             "step 7: ranks 0 and 1 have different optimizer options: lr 0.02 instead")),
-        "no rate at all": ([lambda three: [step.options[0].pop("lr") for step in steps_of(three)]], 0, SAME)},
+        "an optimizer that takes no step": ([at(2, optimizer=lambda _: 1)], 1, NOT + (
+            "step 2: this step is taken by optimizer 1 in train.py, and by optimizer 2 and 2 in")),
+        "other ones in each run of the original": ([at(1, [0], run=0, draws=lambda _: ["numpy"]),
+                                                    at(1, [0], run=1, states=lambda states: {**states, "numpy": 0})], 2, (
+            UNKNOWN + r"train.py draws different random numbers in each run \(step 1: by numpy\): begin it")),
+        "another beginning in each run of the original": ([at(1, [0], run=1, before=times(1.1))], 2, UNKNOWN + (
+            r"train.py draws different random numbers in each run \(it begins with different weights\)"))},
     "buffers, and modules that no optimizer holds": {
-        "another one": ([another_buffer], 1, "memory.keys differs from that of train.py in step 2")},
-    "`autocast`, `GradScaler`, dropout": {"off on a rank": ([at(1, [1], on=lambda on: on - {"GradScaler"})], 1, (
-        NOT + "step 1: GradScaler is on in train.py and off in train_ddp.py on rank 1."))},
+        "another one": ([another_buffer(ranks=(0, 1))], 1, "memory.keys differs from that of train.py in step 2"),
+        "a rank's own": ([another_buffer(ranks=[1])], 1, "memory.keys differs between ranks 0 and 1 in step 2: DDP averages")},
+    "`autocast`, `GradScaler`, dropout": {
+        "off on a rank": ([at(1, [1], on=lambda on: on - {"GradScaler"})], 1, (
+            NOT + "step 1: GradScaler is on in train.py and off in train_ddp.py on rank 1.")),
+        "on": ([at(1, on=lambda on: {*on, "dropout of 0.1"})], 1, (
+            NOT + "step 1: dropout of 0.1 is off in train.py and on in train_ddp.py."))},
     "`SyncBatchNorm`": {"its statistics": ([], 0, SAME + "12 steps .*, SyncBatchNorm; .* 1 csv; not autocast weights")},
     "what `ReduceLROnPlateau` is given": {
         "another figure": ([score(1, 1, 2, 2)], 1, NOT + "step 6: ReduceLROnPlateau is given 2 instead of 1.*Decisions"),
-        "NaN on a rank": ([score(1, 1, 1, NAN)], 1, NOT + "step 6: ReduceLROnPlateau is given a different value on each"),
         "one on a rank alone": ([score(1, 1, 1)], 1, NOT + "step 6: ReduceLROnPlateau is given 1 figures in train.py, and 1, 0")},
     "lines on stdout, and those that the script itself writes to stderr, as `logging` does": {
         "of all ranks": ([stdout("loss 0.5\n" * 2, "loss 0.5\n" * 4)], 1, SAME + ".*printed 4 times instead of 2: loss 0.5. See"),
         "no figures": ([stdout("loss 0.5", "done")], 1, "printed by train_ddp.py: none of the 1 line with figures of train.py"),
-        "fewer words": ([stdout("on one device\nloss 0.5\n" * 2, "loss 0.5\n" * 2)], 0, (
-            "printed: 2 of 4 lines the same not printed by train_ddp.py in these words: on one device .and 1 more line.")),
         "another last digit, and no figure": ([stdout("acc 91.4%\nbest: 0.9", "acc 91.3%\nbest: None")], 1, (
             "train_ddp.py: acc 91.3% .*train_ddp.py: best: None")),
-        "more words": ([stdout("loss 0.5\nval loss 0.6", "rank 0: loss 0.5 (2 ranks)\nval loss 0.6")], 0, "2 of 2 lines"),
-        "three of all that differ": ([stdout("step 1 loss 0.5\n" * 6, "step 1 loss 0.9\n" * 6)], 1, (
-            "(train_ddp.py: step 1 loss 0.9.*){3}and 3 more lines"))},
+        "more words": ([stdout("loss 0.5\nval loss 0.6", "rank 0: loss 0.5 (2 ranks)\nval loss 0.6")], 0, "2 of 2 lines")},
     "progress bars of `tqdm`": {"another state": ([lambda three: vars(three[2].ranks[0].of(Bar)[0]).update(state="5/6")], 1, (
         "shown in a progress bar differently: train.py: 6/6 train_ddp.py: 5/6"))},
     "figures for TensorBoard, tensorboardX and W&B": {
@@ -153,10 +163,6 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
             "train.py logs different values in each run: .*at 0"))},
     "files of `torch.save`": {
         "of all ranks": ([files(saved(1), saved(1), ranks=(0, 1))], 1, "a.pt is saved by ranks 0 and 1. See \"Saving"),
-        "none": ([files(saved(1), {})], 1, "not saved by train_ddp.py: a.pt. See \"Saving"),
-        "another tensor, under a name that varies": ([files(*(
-            saved(value, at) for value, at in ((1, "at-13.pt"), (999, "at-17.pt"), (1, "at-99.pt"))))], 1, (
-                "at-17.pt: a different weight is")),
         "a tensor that varies": ([files(*map(saved, (1, 9, 2)))], 0, (
             "^(?!.*same: a.pt).*not compared, because train.py saves it differently in each run: a.pt: weight")),
         "what large numbers or NaN would hide, and ids": ([files(
@@ -168,12 +174,9 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
             {"a.pt": {"module.my_module.bias": torch.ones(1)}, "b.pt": {"best": "vgg"}, "c.pt": {"converged": False}})], 1, (
                 "a.pt: the saved names begin with `module.`.*b.pt: not saved by .*best: resnet.*c.pt: a different converged")),
         "gone in the end": ([lambda three: three[2].new_files.pop("model.pt")], 1, "model.pt is gone or broken when train_ddp"),
-        "NaN in both": ([files(saved(NAN, loss=NAN), saved(NAN, loss=NAN))], 0, "1 file the same: a.pt"),
         "a figure and a count beside a time": ([files(
             saved(1, at=1., loss=1., hits=96), saved(1, at=2., loss=3., hits=48), saved(1, at=9., loss=1., hits=96))], 1, (
-                "a.pt: a different loss, hits is saved: 3 instead of 1, 48 instead of 96")),
-        "a figure in a string": ([files(saved(1, best="loss 0.5"), saved(1, best="loss 0.9"))], 1, (
-            "a.pt: saved differently: train.py: best: loss 0.5 train_ddp"))},
+                "a.pt: a different loss, hits is saved: 3 instead of 1, 48 instead of 96"))},
     "other new files": {
         "arrays": ([files({"a.npy": [1., 2.], "b.npy": [1., 2.], "c.npy": [1., 2.]},
                           {"a.npy": [1., 2.0000001], "b.npy": [1., 3.], "c.npy": [1.]})], 1, (
@@ -192,12 +195,15 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
             "several processes of train_ddp.py train as the same rank")),
         "an abort": ([end(stderr="terminate called without an active", status=1)], 1, NOT + "it aborts when it ends. See \"The"),
         "an error after a fault": ([at(5, options=rate(0.1)), end(stderr=ERROR, status=1)], 1, NOT + (
-            "step 5: different.* it fails after the ranks took 12, 12 steps: at train_ddp.py:9: ValueError: my own. See")),
+            "step 5: different optimizer options: lr 0.1 instead of 0.05.* it fails after the ranks took 12, 12 steps: "
+            "rank1 at train_ddp.py:9: ValueError: my own. See")),
+        "an error in the original": ([end(run=0, stderr=ERROR, status=1)], 2, UNKNOWN + (
+            r"train.py fails under the check \(rank1 at train_ddp.py:9: ValueError: my own\): does")),
         "a rank that does not train": ([end(started={0, 1, 2})], 1, NOT + (
             "rank 2 did not train: 3 processes were started, 2 trained. See \"Training goes through DDP")),
         "a process left behind": ([end(outlived=[4711])], 1, NOT + "it leaves processes behind. See \"The end of a run"),
         "a file refused": ([add((2, 1, Remark(About.WRITE, "/a")))], 2, UNKNOWN + "train_ddp.py tried to write /a, outside"),
-        "an original that resumes": ([lambda three: vars(three[0]).update(processes=[Process(0, 1, LOADED)])], 2, UNKNOWN + (
+        "an original that resumes": ([end(run=0, processes=[Process(0, 1, LOADED)])], 2, UNKNOWN + (
             "train.py takes no optimizer step; it reads words.pt, run.pt: .* 'run.pt'"))},
     "plain BatchNorm of several ranks (its statistics are frozen), dropout (set to 0), autocast (turned off)": {
         "in the first line": ([lambda three: [step.batchnorm.add(BatchNorm.FROZEN) for step in steps_of(three)],
