@@ -82,14 +82,14 @@ LIVE = {  # status, what is said, and the two scripts
     "a second optimizer without DDP": (1, NOT + "step 2: ranks 0 and 1 .*not wrapped in DDP.*Training goes through", both(
         of=MORE, after=[("other = DDP(nn.Linear(1, 1))", "other = nn.Linear(1, 1)")])),
     "noise from three generators, the same on all ranks": (
-        1, r"by torch \(at train.py:19\) and Python \(at train.py:21\) and numpy \(at train.py:20\), and all rank", both(*NOISE)),
+        1, r"by torch \(at train.py:19\) and Python \(at train.py:21\) and numpy \(at train.py:20\), and all", both(*NOISE)),
     "noise of each rank": (2, "step 1: both draw random numbers in each step, by .*, and each rank draws its own", both(
         *NOISE, after=[BY_RANK])),
     "labels in another order": (1, NOT + "step 1: the same samples, but the ranks' losses are .*or are labels", both(
         after=[(LOSS, LOSS.replace(" y)", " y.flip(0))"))])),
     "a score of each rank": (1, NOT + "step .*: ReduceLROnPlateau is given a different value on each rank", both(
         of=MORE, after=[("plateau.step(total.item())", "plateau.step(total.item() + rank)")])),
-    "logged figures of one rank": (1, r"written to stderr differently.*Board: mean is \S+ inst.*wandb: mean is \S+ inst", both(
+    "logged figures of one rank": (1, "written to stderr differently.*Board: mean is .* instead .*wandb: mean is .* instead", both(
         of=MORE, after=[(FIGURES, FIGURES.replace("total", "loss"))])),
     "targets of other samples, in a mapping": (1, NOT + r"step 1: Net 1.y\[\] is paired with other samples of", both(
         *TREE, after=[("        loss = model", "        y = y.flip(0)\n        loss = model")])),
@@ -105,7 +105,7 @@ LIVE = {  # status, what is said, and the two scripts
     "both kinds of BatchNorm, and dropout": (0, "not BatchNorm, dropout .*BatchNorm kept its .*dropout was 0, so", both(
         (MODEL, NORMS), after=HALF)),
     "unequal parts, and BatchNorm that is synchronised on GPUs alone": (
-        0, r"BatchNorm compared as SyncBatchNorm \(the conversion at train_ddp.py:\d+ was not called\).*weights within .e-", both(
+        0, r"BatchNorm compared as SyncBatchNorm \(the conversion at train_ddp.py:\d+ was not called\).*weights within", both(
             LESS, (MODEL, NORM), after=[
                 WHOLE, PART, ON_GPUS, ("loss.backward()", "(loss * len(x) * world_size / whole).backward()")])),
     "loader workers and times": (0, SAME, both(
