@@ -89,7 +89,7 @@ LIVE = {  # status, what is said, and the two scripts
         after=[(LOSS, LOSS.replace(" y)", " y.flip(0))"))])),
     "a score of each rank": (1, NOT + "step .*: ReduceLROnPlateau is given a different value on each rank", both(
         of=MORE, after=[("plateau.step(total.item())", "plateau.step(total.item() + rank)")])),
-    "logged figures of one rank": (1, "written to stderr differently.*Board: mean is .* instead .*wandb: mean is .* instead", both(
+    "logged figures of one rank": (1, "to stderr differently.*Board: mean is .* instead .*wandb: mean is .* instead", both(
         of=MORE, after=[(FIGURES, FIGURES.replace("total", "loss"))])),
     "targets of other samples, in a mapping": (1, NOT + r"step 1: Net 1.y\[\] is paired with other samples of", both(
         *TREE, after=[("        loss = model", "        y = y.flip(0)\n        loss = model")])),
