@@ -29,8 +29,7 @@ MORE = both(
 LESS = ("randn(144", "randn(133")  # the last batch has 13 samples
 SLOWER = ("    total = torch", "    optimizer.param_groups[0]['lr'] = 0.05 / (epoch + 1)\n    total = torch")
 WHOLE = ("24 // world_size, sampler=sampler", "24, shuffle=True")
-SPLIT = "        whole, x, y = len(x), x[rank::world_size], y[rank::world_size]\n"
-PART = ("in loader:\n", f"in loader:\n{SPLIT}")
+PART = ("        loss =", "        whole, x, y = len(x), x[rank::world_size], y[rank::world_size]\n        loss =")
 # A list and a mapping, given to forward itself.
 TREE = [(MODEL, "Net(4, 1)"), ("x = torch.randn", """
 class Net(nn.Linear):
@@ -43,6 +42,7 @@ NOISE = [("import torch\n", "import random\nimport numpy\nimport torch\n"),
          ("manual_seed(0)\n", "manual_seed(0)\nrandom.seed(0)\nnumpy.random.seed(0)\n"),
          (LOSS, "nn.functional.mse_loss(model(x + torch.randn_like(x)\n * torch.tensor(numpy.random.rand(len(x), 1))\n"
                 " * torch.tensor([[random.random()] for _ in x])), y)")]
+DRAWN = ("in loader:\n", "in loader:\n        x = x + torch.randn_like(x)\n")
 BY_RANK = ("optimizer = ", "torch.manual_seed(rank); random.seed(rank); numpy.random.seed(rank)\noptimizer = ")
 NORMS = "nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))"
 HALF = [(f"DDP({NORMS})", f"nn.SyncBatchNorm.convert_sync_batchnorm({NORMS})"),
@@ -85,8 +85,9 @@ LIVE = {  # status, what is said, and the two scripts
         1, r"by torch \(at train.py:19\) and Python \(at train.py:21\) and numpy \(at train.py:20\), and all", both(*NOISE)),
     "noise of each rank": (2, "step 1: both draw random numbers in each step, by .*, and each rank draws its own", both(
         *NOISE, after=[BY_RANK])),
-    "labels in another order": (1, NOT + "step 1: the same samples, but the ranks' losses are .*or are labels", both(
-        after=[(LOSS, LOSS.replace(" y)", " y.flip(0))"))])),
+    "labels in another order, where noise is drawn for the whole batch": (
+        1, NOT + "step 1: the same samples, but the ranks' losses are .*or are labels", both(
+            DRAWN, after=[WHOLE, PART, (LOSS, LOSS.replace(" y)", " y.flip(0))"))])),
     "a score of each rank": (1, NOT + "step .*: ReduceLROnPlateau is given a different value on each rank", both(
         of=MORE, after=[("plateau.step(total.item())", "plateau.step(total.item() + rank)")])),
     "logged figures of one rank": (1, "to stderr differently.*Board: mean is .* instead .*wandb: mean is .* instead", both(
