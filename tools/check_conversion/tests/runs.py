@@ -64,7 +64,7 @@ def both(*changes, before=(), after=(), of=(BEFORE, AFTER)):
 
 
 NORM = "nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))"
-# With BatchNorm, autocast, a progress bar, a buffer that nothing trains, and an evaluation in a csv.
+# With BatchNorm, autocast, a progress bar, a buffer that nothing trains, and a csv.
 RICH = both(
     (MODEL, NORM), ("import torch\n", "import torch\nimport tqdm\n"), ("in loader:", "in tqdm.tqdm(loader):"),
     ("optimizer = ", "scaler, memory = torch.amp.GradScaler('cpu'), nn.Module()\n"
@@ -73,10 +73,7 @@ RICH = both(
     ("loss.backward()", "scaler.scale(loss).backward()"),
     (STEP, "        scaler.step(optimizer)\n        scaler.update()\n"
            "        memory.keys += next(model.parameters()).detach().mean()\n"),
-    ("    total = torch", "    with torch.no_grad():\n        model.eval()\n"
-                          "        held_out = nn.functional.mse_loss(model(data.tensors[0]), data.tensors[1])\n"
-                          "        model.train()\n    total = torch"),
-    ("print(f", "print(f'{epoch},{held_out.item():.6f}', file=open('log.csv', 'a')); print(f"),
+    ("print(f", "print(f'{epoch},{total.item():.6f}', file=open('log.csv', 'a')); print(f"),
     before=[("model.state_dict()", "[model.state_dict(), memory.state_dict()]")],
     after=[("model.module.state_dict()", "[model.module.state_dict(), memory.state_dict()]"),
            ("tqdm(loader", "tqdm(loader, disable=rank != 0"), (NORM, f"nn.SyncBatchNorm.convert_sync_batchnorm({NORM})")])
