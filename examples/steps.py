@@ -1,0 +1,110 @@
+"""Trains a small causal language model by steps, as Hugging Face's loops do; on one device:
+python examples/steps.py
+"""
+import argparse
+import itertools
+import os
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+
+class CausalModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.drop = nn.Embedding(16, 32), nn.Dropout(0.1)
+        self.mix, self.read = nn.GRU(32, 64, batch_first=True), nn.Linear(64, 16)
+
+    def forward(self, input_ids, attention_mask):
+        vectors = self.drop(self.embed(input_ids)) * attention_mask[:, :, None]
+        return SimpleNamespace(logits=self.read(self.mix(vectors)[0]))
+
+
+def make_rows(count, seed):
+    """Numbers that go up by 1, 2 or 3, modulo 15; 0 is padding."""
+    generator = torch.Generator().manual_seed(seed)
+    start, stride, length = (torch.randint(*ends, (count, 1), generator=generator) for ends in ((0, 15), (1, 4), (5, 13)))
+    place = torch.arange(12)
+    tokens, used = 1 + (start + stride * place) % 15, place < length
+    columns = {"input_ids": tokens * used, "attention_mask": used.long(), "labels": tokens.where(used, -100)}
+    return [{name: column[row] for name, column in columns.items()} for row in range(count)]
+
+
+def batch_on_device(batch):
+    return {name: value.to(device) for name, value in batch.items()}
+
+def count_targets(batch):  # without padding
+    return (batch["labels"][:, 1:] != -100).sum()
+
+def summed_loss(model, batch):  # shifted by one, as Hugging Face's causal models do
+    # with torch.autocast(device.type, torch.bfloat16): around both lines
+    scores = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
+    return F.cross_entropy(scores.flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum")
+
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--max-steps", type=int, default=200)
+parser.add_argument("--batch-size", type=int, default=4)
+parser.add_argument("--accumulation", type=int, default=6)
+parser.add_argument("--seed", type=int, default=0)
+args = parser.parse_args()
+max_steps, batch_size, accumulation = args.max_steps, args.batch_size, args.accumulation
+log_steps, eval_steps, save_steps = 5, 10, 10
+
+device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+train_set, val_set = make_rows(600, seed=1), make_rows(101, seed=2)
+
+step_samples = batch_size * accumulation
+epoch_steps = len(train_set) // step_samples
+train_loader = DataLoader(train_set, batch_size, shuffle=True)
+val_loader = DataLoader(val_set, batch_size)
+
+torch.manual_seed(args.seed)
+model = CausalModel().to(device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, total_iters=max_steps)
+
+path, step = "run.pt", 0
+if os.path.exists(path):
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    schedule.load_state_dict(checkpoint["schedule"])
+    step = checkpoint["step"]
+    print(f"{path}: {step}/{max_steps} steps done")
+
+while step < max_steps:  # once an epoch
+    epoch = step // epoch_steps
+    batches = iter(train_loader)
+    for step in range(step + 1, min(max_steps, (epoch + 1) * epoch_steps) + 1):
+        parts = [batch_on_device(batch) for batch in itertools.islice(batches, accumulation)]
+        count = sum(count_targets(batch) for batch in parts)
+        loss_sum = torch.zeros((), device=device)
+        model.train()
+        for batch in parts:
+            loss = summed_loss(model, batch)
+            (loss / count).backward()
+            loss_sum += loss.detach()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+        if step % log_steps == 0:
+            print(f"step {step} | loss {(loss_sum / count).item():.4f}")
+        if step % eval_steps == 0:
+            model.eval()
+            totals = torch.zeros(2, dtype=torch.float64, device=device)
+            with torch.no_grad():
+                for batch in map(batch_on_device, val_loader):
+                    totals[0] += summed_loss(model, batch)
+                    totals[1] += count_targets(batch)
+            print(f"step {step} | held-out loss {(totals[0] / totals[1]).item():.4f}")
+        if step % save_steps == 0 or step == max_steps:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                        "schedule": schedule.state_dict(), "step": step,
+                        "step_samples": step_samples}, f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)
