@@ -7,8 +7,6 @@ from launch import ROOT, train
 
 CHAPTERS = {file: file.read_text() for file in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]}
 IN_RANKS = """import copy
-import itertools
-from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 import torch.distributed.nn

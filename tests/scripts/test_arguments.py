@@ -1,10 +1,9 @@
 """An argument does what it says, or the run ends in one line that names it, before anything is written."""
-import ast
 import sys
 from pathlib import Path
 
 import pytest
-from launch import ROOT, TWO_GPUS, Job, figures, little_data, start, train
+from launch import TWO_GPUS, Job, figures, little_data, start, train
 
 BAD = {  # script and arguments; what the line says
     "single_gpu.py many": "argument total_epochs: 'many' is not a whole number of at least 1",
@@ -51,12 +50,6 @@ def test_more_processes_than_gpus_are_refused_unless_they_may_share_them():
     assert "argument -g/--gpus: nccl needs a GPU for each process, but with --device cuda there are 2 GPUs for 3" in spawn.stderr
     assert "argument --backend: nccl needs a GPU" in train("multinode.py", device=False, status=2, **here).stderr
     assert "processes: 3, device: cpu, backend: gloo" in train("multigpu_spawn.py", 1, **here).stdout
-
-
-def test_help_needs_no_launcher_and_shows_each_command_on_a_line_of_its_own():
-    job = train("multinode.py", "--help", processes=0)
-    assert "--checkpoint" in job.stdout and job.stderr == ""
-    assert ast.get_docstring(ast.parse((ROOT / "multinode.py").read_text())) in job.stdout
 
 
 def test_a_failed_download_is_one_line():

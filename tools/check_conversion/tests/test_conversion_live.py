@@ -54,14 +54,10 @@ BUSY = [("for epoch in", "assert next(iter(loader))[0].shape[1:] == (4,)\nfor ep
         ("print(f", "print(time.strftime('%H:%M:%S'), datetime.now(), int(time.time() - begin) // 100, 's', f")]
 ACCUMULATED = ("        loss.backward()\n", "        for part in range(3):\n"
                "            (nn.functional.mse_loss(model(x[part::3]), y[part::3]) / 3).backward()\n")
-LBFGS = [("SGD(model.parameters(), lr=0.05)", "LBFGS(model.parameters(), lr=0.1, max_iter=3)"),
-         (f"        loss = {LOSS}\n        optimizer.zero_grad()\n        loss.backward()\n{STEP}", f"""        def closure():
-            optimizer.zero_grad()
-            loss = {LOSS}
-            loss.backward()
-            return loss
-        loss = optimizer.step(closure)
-""")]
+FSDP = [(f"DDP({MODEL})", f"fully_shard({MODEL}, mesh=dist.init_device_mesh('cpu', (world_size,)))"),
+        ("import torch\n", "import torch\nfrom torch.distributed.fsdp import fully_shard\n"),
+        ("if rank == 0:\n    torch.save(model.module.state_dict()",
+         "saved = {name: part.full_tensor() for name, part in model.state_dict().items()}\nif rank == 0:\n    torch.save(saved")]
 NOT, SAME = "NOT THE SAME TRAINING ", "the same training: 12 steps .*weights within .e-1. .*2 of 2 lines the same"
 LIVE = {  # status, what is said, and the two scripts
     "parts that are not equal": (
@@ -115,7 +111,7 @@ LIVE = {  # status, what is said, and the two scripts
                ("begin = time.time()", "begin = time.time() - 700"), (REDUCE, SECOND_PASS + REDUCE)])),
     "accumulation": (0, SAME, both(ACCUMULATED, after=[
         ("range(3):\n", "range(3):\n            model.require_backward_grad_sync = part == 2\n")])),
-    "a closure": (0, SAME, both(*LBFGS))}
+    "FSDP2": (0, "2 of 2 lines the same saved: 1 file the same: model.pt", both(after=FSDP))}
 
 
 @pytest.mark.parametrize("shape", LIVE)

@@ -1,7 +1,8 @@
-"""recipes/loop.py: a whole training loop is the same with any number of processes, keeps its best model and stops."""
+"""recipes/loop.py: a whole training loop keeps its best model and stops. recipes/preempt.py: a preempted run loses no step."""
 import re
 import shutil
 from pathlib import Path
+from signal import SIGTERM, SIGUSR1
 
 import torch
 from launch import IN_FLOAT64, SMALL, after, check_equal, figures, little_data, load, train
@@ -36,8 +37,25 @@ def test_the_loop_keeps_its_best_model_and_stops_in_all_ranks_where_nothing_gets
     assert f"saved loop.pt.best after epoch {best}\n" in stopped and len(figures(stopped)) == best + 10
     assert stopped.endswith(f"saved loop.pt after epoch {best + 10}\nstopped: no improvement since epoch {best}\n")
     assert again.endswith(f"stopped: no improvement since epoch {best}\n")
-    train("multigpu_torchrun.py", 1, *SMALL, before=LITTLE_DATA)
-    for script, other, only in (("single_gpu.py", "loop.pt", "recipes.loop"),
-                                ("recipes/loop.py", "multigpu_torchrun.pt", "another script")):
-        refused = train(script, *options, "--checkpoint", other, status=1, processes=1, before=LITTLE_DATA)
-        assert re.search(f": {other} cannot be resumed .*only {only} can resume it", refused.stderr)
+
+
+SIGNALS = "import multiprocessing\nsteps = []\n" + after("torch.optim.SGD.step", """
+            steps.append(0) or len(steps) == {} and torch.distributed.get_rank() in {} and [
+                os.kill(pid, {}) for pid in [os.getpid(), *(worker.pid for worker in multiprocessing.active_children())]]""")
+
+
+def test_a_preempted_run_goes_on_at_the_same_step_and_ends_with_the_bits_of_the_undisturbed_one():
+    """With dropout and BatchNorm; whether one process gets the signal or all do, loader workers too, as Slurm sends it."""
+    options, few = (3, "--model", "mobilenet_v3_small", "--workers", 1, "--batch-size", 24), little_data(120)
+    whole = train("recipes/preempt.py", *options, "--checkpoint", "whole.pt", before=few)
+    printed = {}
+    for step, ranks, number, epochs in ((8, (0, 1), SIGUSR1, 1), (4, (1,), SIGTERM, 2)):
+        job = train("recipes/preempt.py", *options, before=few + SIGNALS.format(step, ranks, int(number)))
+        printed |= figures(job.stdout)
+        stopped = load("preempt.pt")
+        assert stopped["epoch"] == epochs and 0 < stopped["total"][1] < 120
+    refused = train("single_gpu.py", *options, "--checkpoint", "preempt.pt", status=1, before=few)
+    assert re.search("preempt.pt cannot be resumed .*only recipes.preempt can resume it", refused.stderr)
+    printed |= figures(train("recipes/preempt.py", *options, before=few).stdout)
+    assert printed == figures(whole.stdout)
+    torch.testing.assert_close(load("preempt.pt"), load("whole.pt"), rtol=0, atol=0)
