@@ -13,7 +13,6 @@ import torch.distributed.nn
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader
 
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)

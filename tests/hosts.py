@@ -1,7 +1,6 @@
 """Two hosts on one machine, network namespaces with addresses, names and folders of their own; and a Slurm on them."""
 import contextlib
 import os
-import re
 import subprocess
 import time
 import uuid
@@ -102,18 +101,6 @@ def end(jobs):
 
 def on_one_device(epochs):
     return figures(train("single_gpu.py", epochs, *SMALL, before=EXACT).stdout)
-
-
-def wait_for(text, output):
-    """Until a batch job has written this to its file."""
-    while not output.exists() or text not in output.read_text():
-        time.sleep(0.1)
-
-
-def how_it_ended(host, job):
-    while (state := re.search(r"JobState=(\w+)", host.run("scontrol", "show", "job", job))[1]) not in ("COMPLETED", "FAILED"):
-        time.sleep(1)
-    return state
 
 
 @pytest.fixture(scope="session")

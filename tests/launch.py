@@ -140,10 +140,7 @@ scratch = functools.cache(lambda: tempfile.TemporaryDirectory(prefix="first-")) 
 
 
 def first(lines=""):
-    """An environment in which every Python process runs these lines before all others.
-
-    What an import leaves is not garbage: a process that does not look through it trains 0.9 s sooner.
-    """
+    """An environment in which every Python process runs these lines first; one without garbage of imports trains 0.9 s sooner."""
     folder = tempfile.mkdtemp(dir=scratch().name)
     Path(folder, "sitecustomize.py").write_text(f"import gc; gc.disable(); import torch; gc.enable(); gc.freeze()\n{lines}")
     return {"PYTHONPATH": f"{folder}:{ROOT}"}

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hosts import end, how_it_ended, on_one_device, wait_for
+from hosts import end, on_one_device
 from launch import EXACT, ROOT, SMALL, figures, first, hold, load
 
 HELD = EXACT + hold("os.replace")  # after an epoch, so that there is something left to train
@@ -29,10 +29,8 @@ def test_two_batch_jobs_at_once_go_on_when_time_runs_out_or_one_is_preempted_a_r
     jobs = [host.run(*batch, script, *options, **first(before))
             for script, before in (("multinode.py", HELD), ("recipes.preempt", TILL_A_SIGNAL))]
     outputs = [Path(f"multinode-{job}.out") for job in jobs]
-    for output, name in zip(outputs, ("multinode.pt", "preempt.pt")):
-        wait_for("epoch 1/3", output)  # and not all, before there is a file `go`
-        while not Path(name).exists():
-            time.sleep(0.1)
+    while not all(Path(name).exists() for name in ("multinode.pt", "preempt.pt")):  # after an epoch, and no more without `go`
+        time.sleep(0.1)
     host.run("scancel", "--batch", "--signal=USR1", jobs[0])  # as Slurm does, by --signal, before its time runs out
     host.run("sbatch", "--partition=urgent", "--nodes=2", "--cpus-per-task=6", "--wrap=true")  # of the 8 on each
     for job in jobs:
@@ -43,7 +41,9 @@ def test_two_batch_jobs_at_once_go_on_when_time_runs_out_or_one_is_preempted_a_r
     Path("go").touch()
     alone = on_one_device(3)
     for job, output in zip(jobs, outputs):
-        assert how_it_ended(host, job) == "COMPLETED", output.read_text()
+        while "JobState=COMPLETED" not in (state := host.run("scontrol", "show", "job", job)):
+            assert "JobState=FAILED" not in state, output.read_text()
+            time.sleep(1)
         assert output.read_text().count("processes: 2, ") == 2
         assert figures(output.read_text()) == alone
         assert ".pt: 1 of 3 epochs are done" in output.read_text()

@@ -1,19 +1,18 @@
 """README leads to its chapters, links lead somewhere, and the commands shown work as they stand there."""
 import functools
 import re
-import sys
 
 from chapters import CHAPTERS, blocks
-from launch import RECIPES, ROOT, SCRIPTS, Job, train
+from launch import RECIPES, ROOT, SCRIPTS, train
 from torch.distributed.run import get_args_parser
 
-README = CHAPTERS[ROOT / "README.md"]
 CODE = {name: (ROOT / name).read_text() for name in [
     *SCRIPTS, *RECIPES, *(str(file.relative_to(ROOT)) for file in sorted(ROOT.glob("examples/*.py")))]}
 
 
 def test_readme_leads_to_every_chapter_and_every_link_between_the_chapters_leads_to_a_file_and_a_heading():
-    assert all(f"]({file.relative_to(ROOT)})" in README for file in CHAPTERS if file != ROOT / "README.md")
+    readme = CHAPTERS[ROOT / "README.md"]
+    assert all(f"]({file.relative_to(ROOT)})" in readme for file in CHAPTERS if file.name != "README.md")
     found = [(file, *link) for file in CHAPTERS for link in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", CHAPTERS[file])]
     assert len(found) > 20
     for recipe in (ROOT / name for name in RECIPES):  # which names the section with its reasons
@@ -47,7 +46,7 @@ def test_every_command_names_files_and_options_that_exist():
             before, file, after = found.groups()
             assert (ROOT / file).is_file(), command
             assert options_in(before) <= launcher | {"-m", "-r"}, command
-            assert not options_in(after) or options_in(after) <= options(file), command
+            assert file.endswith(".txt") or options_in(after) <= options(file), command  # which needs no launcher
 
 
 def test_no_command_restarts_without_what_restarts_need():
@@ -58,9 +57,3 @@ def test_no_command_restarts_without_what_restarts_need():
         assert re.search(r"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun .*(--standalone|c10d)", line), line
     batch = (ROOT / "multinode.sbatch").read_text().replace("\\\n", "")
     assert re.search(r"export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.*--max-restarts=\d .*c10d", batch, re.DOTALL)
-
-
-def test_the_summary_says_what_is_skipped_for_want_of_a_package_and_how_to_install_it():
-    bare = Job([sys.executable, "-m", "pytest", ROOT / "tests/recipes/test_compile.py", "-n0"], PATH="/nowhere")
-    assert bare.wait() == 0
-    assert re.search(r"^SKIPPED \[4] .*: needs a package: apt-get install g\+\+$", bare.stdout, re.MULTILINE)

@@ -23,6 +23,7 @@ def test_batch_norm_is_over_the_batch_of_both_processes():
     torch.testing.assert_close(*saved, rtol=1e-2, atol=1e-3)
 
 
+# From the third step on torch is told to raise where the host waits for the GPU between two batches.
 WATCHES = """
 import torch
 from torch.utils.data import DataLoader
@@ -40,5 +41,4 @@ DataLoader.__iter__ = watched
 
 @pytest.mark.parametrize("script", ["single_gpu.py", "multigpu_torchrun.py"])
 def test_no_step_waits_for_the_device(script):
-    """From the third step on torch is told to raise where the host waits for the GPU between two batches."""
     train(script, 2, processes=1, device=False, before=WATCHES)

@@ -8,11 +8,8 @@ import pytest
 from chapters import CHAPTERS, in_ranks
 from launch import ADAMW, IN_FLOAT64, ROOT, SMALL, after, check_equal, figures, little_data, load, train, with_optimizer
 
-# Bytes that an optimizer step works on. Gradients of one block share a store.
-LOGS_BYTES = after("torch.optim.SGD.step", """sum({
-    store.data_ptr(): store.nbytes() for share, state in given[0].state.items()
-    for tensor in (share, share.grad, state["momentum_buffer"]) if hasattr(tensor, "to_local")
-    for store in [tensor.to_local().untyped_storage()]}.values())""")
+LOGS_BYTES = after("torch.optim.SGD.step", "sum(each.to_local().nbytes for share, state in given[0].state.items()"
+                   "    for each in (share, share.grad, state['momentum_buffer']) if hasattr(each, 'to_local'))")
 
 
 @pytest.mark.parametrize("model", ["resnet18", "vit"])
@@ -60,8 +57,8 @@ def test_the_chapters_lines_shard_within_a_machine_accumulate_clip_and_round_to_
     """On two machines of two processes, as the chapter's mesh has it."""
     table = CHAPTERS[ROOT / "docs/recipes.md"].partition("## Under FSDP2")[2].partition("\n## ")[0]
     code = LINES
-    for place, begins in (("mesh", "mesh = "), ("sync", r"model\.set_requires"), ("norm", r"norm\."),
-                          ("precision", r"fully_shard\(…, ")):
+    places = {"mesh": "mesh = ", "sync": r"model\.set_requires", "norm": r"norm\.", "precision": r"fully_shard\(…, "}
+    for place, begins in places.items():
         line, = re.findall(f"`({begins}[^`]*)`", table)
         code = code.replace(f"{{{place}}}", line)
     in_ranks(code.replace("fully_shard(…, ", "dict("), processes=4)
@@ -69,7 +66,6 @@ def test_the_chapters_lines_shard_within_a_machine_accumulate_clip_and_round_to_
 
 LITTLE_DATA = little_data(96, 21)
 VIT = "--model", "vit", "--lr", 0.002
-LOGS_MODELS = after("utils.build_model", "next(result.parameters()).device")
 
 
 def test_large_trains_what_fsdp_trains_resumes_on_another_number_of_processes_and_becomes_a_plain_file():
@@ -86,7 +82,8 @@ def test_large_trains_what_fsdp_trains_resumes_on_another_number_of_processes_an
 
 
 def test_in_large_rank_0_alone_makes_the_weights():
-    train("recipes/large.py", 1, *VIT, *SMALL, before=LITTLE_DATA + LOGS_MODELS)
+    logs_models = after("utils.build_model", "next(result.parameters()).device")
+    train("recipes/large.py", 1, *VIT, *SMALL, before=LITTLE_DATA + logs_models)
     assert Path("log.0").read_text().split() == ["cpu", "meta"] and Path("log.1").read_text().split() == ["meta"]
 
 

@@ -14,7 +14,6 @@ BAD = {  # script and arguments; what the line says
     "single_gpu.py --model resnet19": "argument --model: invalid choice: 'resnet19' (choose from",
     "single_gpu.py --device gpu": "argument --device: invalid choice: 'gpu' (choose from",
     "single_gpu.py --workers -1": "argument --workers",
-    "multigpu_spawn.py --backend nccl --device cpu": "nccl",
     "multigpu_spawn.py -n 2": "argument -n/--nodes: on each of several machines, set MASTER_ADDR and MASTER_PORT",
     "multigpu_spawn.py -nr 1": "argument -nr/--node-rank: 1 must be less than -n 1",
     "multinode.py": "start it with its launcher: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 "

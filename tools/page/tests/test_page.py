@@ -72,8 +72,6 @@ def test_it_opens_on_what_most_want_and_each_change_has_an_address(page):
     page.locator(".hunk h3 a").nth(1).click()
     page.reload()  # as when it was given to somebody else
     expect(page.locator(".hunk:focus h3")).to_have_text("Change 2 of 3")
-    page.goto(f"{PAGE}#multigpu")
-    expect(page.locator("#unknown")).to_have_text("This page has no #multigpu. It shows this instead:")
 
 
 def test_copy_gives_a_file_or_new_lines_byte_for_byte(page):
