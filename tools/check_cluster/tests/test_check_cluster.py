@@ -53,7 +53,7 @@ def test_three_machines_are_fine_where_they_are_slow_or_have_no_gpu(hosts):
 def test_what_cannot_be_started_is_refused_at_once_in_one_line(hosts):
     def refused(says, *options, **environment):
         job = hosts[0].start(sys.executable, CHECK, "--nnodes=2", "--wait=300", *options, **environment)
-        assert job.wait() == 1 and re.fullmatch(f"check_cluster: .*{says}.*\n", job.stderr) and job.stdout == "", job.stderr
+        assert job.wait() == 1 and re.fullmatch(rf"\w+: .*{says}.*\n", job.stderr) and job.stdout == "", job.stderr
 
     refused("--nnodes=2 needs --rdzv-backend=c10d --rdzv-endpoint=HOST:29400: .* finds only itself")
     refused("knows no IPv4 address of no.such: ", "--rdzv-backend=c10d", "--rdzv-endpoint=no.such:29400")
