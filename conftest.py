@@ -1,5 +1,8 @@
 import os
 
+import pytest
+
+pytest.register_assert_rewrite("chapters", "runs")  # their assertions too show what differs
 pytest_plugins = ["launch", "hosts"]  # their fixtures
 
 

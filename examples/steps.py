@@ -1,4 +1,4 @@
-"""Trains a small causal language model by steps, as Hugging Face's loops do; on one device:
+"""A small causal language model, trained in a loop of steps as Hugging Face's are; on one device:
 python examples/steps.py
 """
 import argparse
@@ -24,12 +24,15 @@ class CausalModel(nn.Module):
 
 
 def make_rows(count, seed):
-    """Numbers that go up by 1, 2 or 3, modulo 15; 0 is padding."""
+    """Sequences that rise by 1, 2 or 3, modulo 15; 0 is padding."""
     generator = torch.Generator().manual_seed(seed)
-    start, stride, length = (torch.randint(*ends, (count, 1), generator=generator) for ends in ((0, 15), (1, 4), (5, 13)))
+    start = torch.randint(15, (count, 1), generator=generator)
+    stride = torch.randint(1, 4, (count, 1), generator=generator)
+    length = torch.randint(5, 13, (count, 1), generator=generator)
     place = torch.arange(12)
     tokens, used = 1 + (start + stride * place) % 15, place < length
-    columns = {"input_ids": tokens * used, "attention_mask": used.long(), "labels": tokens.where(used, -100)}
+    columns = {"input_ids": tokens * used, "attention_mask": used.long(),
+               "labels": tokens.where(used, -100)}
     return [{name: column[row] for name, column in columns.items()} for row in range(count)]
 
 

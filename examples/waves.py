@@ -61,7 +61,8 @@ val_loader = DataLoader(val_set, batch_size)
 
 torch.manual_seed(args.seed)
 model = nn.Sequential(
-    nn.Unflatten(1, (1, 64)), nn.Conv1d(1, 16, kernel_size=9, stride=2), nn.BatchNorm1d(16), nn.ReLU(),
+    nn.Unflatten(1, (1, 64)),
+    nn.Conv1d(1, 16, kernel_size=9, stride=2), nn.BatchNorm1d(16), nn.ReLU(),
     nn.Conv1d(16, 32, kernel_size=5, stride=2), nn.BatchNorm1d(32), nn.ReLU(),
     nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Dropout(0.1), nn.Linear(128, 4)).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

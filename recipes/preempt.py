@@ -104,6 +104,7 @@ def main(local_rank, args):
             if rank == 0:
                 utils.save_checkpoint(args, model.module.state_dict(), optimizer.state_dict(),
                                       epoch - 1, total=total.tolist(), kind="recipes.preempt")
+            dist.barrier(group=control)  # otherwise srun ends rank 0 while it saves
             break
         for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
             dist.broadcast(buffer, src=0)

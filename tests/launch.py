@@ -140,7 +140,7 @@ scratch = functools.cache(lambda: tempfile.TemporaryDirectory(prefix="first-")) 
 
 
 def first(lines=""):
-    """An environment in which every Python process runs these lines first; one without garbage of imports trains 0.9 s sooner."""
+    """An environment in which every Python process runs these lines first. What imports leave is frozen: that saves 0.9 s."""
     folder = tempfile.mkdtemp(dir=scratch().name)
     Path(folder, "sitecustomize.py").write_text(f"import gc; gc.disable(); import torch; gc.enable(); gc.freeze()\n{lines}")
     return {"PYTHONPATH": f"{folder}:{ROOT}"}
@@ -192,7 +192,7 @@ def be_rank(script, arguments, folder, output, before, environment):
     os.chdir(folder)
     for stream, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(f"{output}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    os.environ.update(environment)
+    os.environ.update(environment, PYTORCH_NVML_BASED_CUDA_CHECK="1")  # another check could not be followed by a fork
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # of loader workers; what is forked here has another default
     torch.multiprocessing.spawn = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
@@ -203,23 +203,23 @@ def be_rank(script, arguments, folder, output, before, environment):
 
 
 def fork(script, arguments, folder, output, processes, before, environment):
-    """The exit codes of a script's ranks, half a second after their start instead of four. 0 processes: no launcher."""
+    """Run a script in forked ranks, which start in half a second instead of four; their exit codes. 0 processes: no launcher."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun has one
     launched = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0, "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": store.port, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     ranks = [{**launched, "RANK": rank, "LOCAL_RANK": rank} for rank in range(processes)] or [{}]
-    started = []
+    forked = []
     try:
         for rank in ranks:
             variables = {name: str(value) for name, value in {**environment, **rank}.items()}
-            started.append(forks.Process(target=be_rank, args=(script, arguments, folder, output, before, variables)))
-            started[-1].start()
-        for process in started:
+            forked.append(forks.Process(target=be_rank, args=(script, arguments, folder, output, before, variables)))
+            forked[-1].start()
+        for process in forked:
             process.join()
     finally:
-        for process in started:
+        for process in forked:
             process.kill()
-    return [process.exitcode for process in started]
+    return [process.exitcode for process in forked]
 
 
 def train(script, *arguments, processes=2, device=True, before="", status=0, **environment):

@@ -5,51 +5,51 @@ from pathlib import Path
 
 import pytest
 from hosts import end, on_one_device
-from launch import EXACT, ROOT, SMALL, figures, first, hold, load
+from launch import EXACT, ROOT, SMALL, after, figures, first, hold, load
 
-HELD = EXACT + hold("os.replace")  # after an epoch, so that there is something left to train
+# After an epoch, so that there is something left to train
+HELD = EXACT + after("utils.report", "'cores', os.environ['SRUN_CPUS_PER_TASK']") + hold("os.replace")
 TILL_A_SIGNAL = EXACT + "calls = []\n" + hold("torch.optim.SGD.step", "calls.append(0) or len(calls) != 8",
                                               "signal.sigpending() or os.path.exists('go')")
+SAVES_SLOWLY = after("os.fsync", "signal.sigpending() and time.sleep(3)")
 
 
 @pytest.fixture(autouse=True)
 def scripts(folder, slurm):
     """The scripts in a folder that all nodes see, which is also where jobs write; of jobs that are left none goes on."""
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "*.pt"), dirs_exist_ok=True)
     slurm[0].folder = folder
     yield
     slurm[0].run("scancel", "--user=root")
     print(*(output.read_text() for output in folder.glob("*.out")))  # which pytest shows where a test has failed
 
 
-def test_two_batch_jobs_at_once_go_on_when_time_runs_out_or_one_is_preempted_a_recipe_at_the_step_where_it_was(slurm):
-    """With the GPUs asked for; where a machine has more, it warns."""
+def test_batch_jobs_go_on_after_the_time_limit_and_after_preemption_a_recipe_at_the_step_where_it_was(slurm):
     host, options = slurm[0], (3, 1, "--device", "cpu", *SMALL)
     batch = "sbatch", "--parsable", "--gpus-per-node=1", "--cpus-per-task=3", "multinode.sbatch"
-    jobs = [host.run(*batch, script, *options, **first(before))
-            for script, before in (("multinode.py", HELD), ("recipes.preempt", TILL_A_SIGNAL))]
-    outputs = [Path(f"multinode-{job}.out") for job in jobs]
+    jobs = [host.run(*batch, *script, *options, **first(before))
+            for script, before in (([], HELD), (["recipes.preempt"], TILL_A_SIGNAL + SAVES_SLOWLY))]
+
+    def wait_for(job, wanted):
+        while wanted not in (state := host.run("scontrol", "show", "job", job)):
+            assert "JobState=FAILED" not in state, Path(f"multinode-{job}.out").read_text()
+            time.sleep(0.1)
+
     while not all(Path(name).exists() for name in ("multinode.pt", "preempt.pt")):  # after an epoch, and no more without `go`
         time.sleep(0.1)
-    host.run("scancel", "--batch", "--signal=USR1", jobs[0])  # as Slurm does, by --signal, before its time runs out
-    host.run("sbatch", "--partition=urgent", "--nodes=2", "--cpus-per-task=6", "--wrap=true")  # of the 8 on each
-    for job in jobs:
-        while "Restarts=0" in (state := host.run("scontrol", "show", "job", job)):
-            assert "JobState=FAILED" not in state
-            time.sleep(0.1)
+    host.run("scancel", "--batch", "--signal=USR1", jobs[1])  # as Slurm does, by --signal, before its time runs out
+    wait_for(jobs[1], "Restarts=1")
     assert load("preempt.pt")["total"][1] == 3 * 48  # steps of the second epoch
+    host.run("sbatch", "--partition=urgent", "--nodes=2", "--cpus-per-task=6", "--wrap=true")  # of the 8 on each
+    wait_for(jobs[0], "Restarts=1")
     Path("go").touch()
     alone = on_one_device(3)
-    for job, output in zip(jobs, outputs):
-        while "JobState=COMPLETED" not in (state := host.run("scontrol", "show", "job", job)):
-            assert "JobState=FAILED" not in state, output.read_text()
-            time.sleep(1)
-        assert output.read_text().count("processes: 2, ") == 2
-        assert figures(output.read_text()) == alone
-        assert ".pt: 1 of 3 epochs are done" in output.read_text()
-        for machine in slurm:
-            assert f"{machine.name}: 3 cores, 1 GPUs\n" in output.read_text()
-            assert f"{machine.name}: WARNING: it has 2 GPUs, but this job asked for 1: use" in output.read_text()
+    for job, name in zip(jobs, ("multinode.pt", "preempt.pt")):
+        wait_for(job, "JobState=COMPLETED")
+        said = Path(f"multinode-{job}.out").read_text()
+        assert figures(said) == alone and f"{name}: 1 of 3 epochs are done" in said
+        assert all(f"{machine.name}: WARNING: it has 2 GPUs, but this job asked for 1: use" in said for machine in slurm)
+    assert "cores 3\n" in Path("log.0").read_text()
 
 
 def test_srun_starts_the_script_itself_and_ends_all_its_tasks(slurm):

@@ -1,4 +1,4 @@
-"""The pairs of examples train as one device does, two of them by the lines to copy; the chapter's other lines do what it says."""
+"""Each converted example trains as its original does; two hold the lines to copy. The chapter's other lines do what it says."""
 import re
 from pathlib import Path
 from textwrap import indent
@@ -17,6 +17,7 @@ PAIRS = {"waves": ("--epochs", "2", "--batch-size", "48"),
          "contrastive": ("--epochs", "2")}
 # Each rank works in a folder of its own, as on a machine of its own, and keeps what is saved first.
 APART = after("torch.nn.Module.eval", "[buffer.sum().item() for buffer in given[0].buffers()]") + after(
+    "torch.nn.Module.train", "'seed', torch.initial_seed()") + after(
     "os.replace", "os.path.exists('first.pt') or os.link(given[1], 'first.pt')") + """import sys
 os.makedirs(os.environ["RANK"], exist_ok=True)
 os.chdir(os.environ["RANK"])
@@ -31,10 +32,10 @@ assert not {"model", "checkpoint"} & globals().keys() and not dist.is_initialize
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_the_pairs_train_print_and_save_the_same_with_three_processes(pair):
-    before, after = ((ROOT / f"examples/{name}.py").read_text() for name in (pair, f"{pair}_ddp"))
-    status, said = check(before, after, 3, PAIRS[pair], name=f"{pair}_ddp.py")
+    original, converted = ((ROOT / f"examples/{name}.py").read_text() for name in (pair, f"{pair}_ddp"))
+    status, said = check(original, converted, 3, PAIRS[pair], name=f"{pair}_ddp.py")
     assert status == 0 and re.search(r"lines the same .*saved: \d files? the same", said)
-    assert "not BatchNorm" not in said and "kept its statistics" not in said  # but over all ranks, as on GPUs
+    assert "not BatchNorm" not in said and "kept its statistics" not in said  # all ranks' is compared, as on GPUs
     assert all(float(figure) < 1e-9 for figure in re.findall(r"(?:within|by) (\de-\d+)", said)), said
 
 
@@ -45,20 +46,21 @@ def test_waves_ddp_and_steps_ddp_have_the_lines_to_copy():
         assert len(parts) >= 3 and all(part in (ROOT / f"examples/{script}.py").read_text() for part in parts)
 
 
-@pytest.mark.parametrize("pair, done, before", [("waves", "1/2 epochs", 1), ("steps", "10/30 steps", 3)])
-def test_they_resume_where_rank_0_alone_has_the_checkpoint(pair, done, before):
+@pytest.mark.parametrize("pair, done, lines", [("waves", "1/2 epochs", 1), ("steps", "10/30 steps", 3)])
+def test_they_resume_where_rank_0_alone_has_the_checkpoint(pair, done, lines):
     """Within an epoch too, with what dropout would have drawn."""
     Path("script.py").write_text((ROOT / f"examples/{pair}_ddp.py").read_text() + END)
     ran = Path("script.py").resolve(), *PAIRS[pair]
-    printed = train(*ran, device=False, before=APART).stdout.splitlines()
+    printed = train(*ran, device=False, before=APART, CUDA_VISIBLE_DEVICES="").stdout.splitlines()
     whole = load("0/run.pt")
     Path("0/first.pt").replace("0/run.pt")
     Path("1/run.pt").write_text("of another run")
-    resumed = train(*ran, device=False, before=APART).stdout.splitlines()
-    assert resumed == [f"run.pt: {done} done", *printed[before:]]
+    resumed = train(*ran, device=False, before=APART, CUDA_VISIBLE_DEVICES="").stdout.splitlines()
+    assert resumed == [f"run.pt: {done} done", *printed[lines:]]
     torch.testing.assert_close(load("0/run.pt"), whole, rtol=0, atol=0)
-    tested = [re.findall(r"\[.*", Path(f"{rank}/log.{rank}").read_text()) for rank in (0, 1)]
-    assert tested[0] == tested[1] != []  # with the same statistics of BatchNorm
+    one, other = (Path(f"{rank}/log.{rank}").read_text() for rank in (0, 1))
+    assert re.findall(r"\[.*", one) == re.findall(r"\[.*", other) != []  # evaluated with the same statistics of BatchNorm
+    assert not {*re.findall("seed .*", one)} & {*re.findall("seed .*", other)}  # of dropout
 
 
 PARTS = {  # what three ranks do one after the other

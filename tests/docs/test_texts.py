@@ -32,7 +32,7 @@ def test_every_command_names_files_and_options_that_exist():
     launcher = {option for action in get_args_parser()._actions for option in action.option_strings}
 
     @functools.cache
-    def options(file):
+    def options(file):  # of its --help, which needs no launcher
         shown = train(file.removesuffix("/__main__.py"), "--help", processes=0, device=False).stdout
         return options_in(shown) | (launcher if "check_cluster" in file else set())  # which takes them too
 
@@ -46,7 +46,7 @@ def test_every_command_names_files_and_options_that_exist():
             before, file, after = found.groups()
             assert (ROOT / file).is_file(), command
             assert options_in(before) <= launcher | {"-m", "-r"}, command
-            assert file.endswith(".txt") or options_in(after) <= options(file), command  # which needs no launcher
+            assert file.endswith(".txt") or options_in(after) <= options(file), command
 
 
 def test_no_command_restarts_without_what_restarts_need():

@@ -56,6 +56,6 @@ def test_accumulation_bfloat16_compilation_and_a_profile_go_together():
 
     options = 3, *SMALL
     job = train(together, *options, before=LITTLE_DATA + EAGERLY)
-    base = train("multigpu_torchrun.py", *options, before=LITTLE_DATA)
-    check_close(figures(job.stdout), figures(base.stdout), loss=5e-3, accuracy=100)
+    without = train("multigpu_torchrun.py", *options, before=LITTLE_DATA)
+    check_close(figures(job.stdout), figures(without.stdout), loss=5e-3, accuracy=100)
     assert formats("together.pt") == {"torch.float32"} and Path("together.pt.rank1.json").exists()

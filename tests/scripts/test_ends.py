@@ -18,11 +18,11 @@ def test_an_exception_in_one_rank_ends_all_and_is_shown(script, times):
     assert job.stderr.count("ValueError: could not convert string to float: 'own words'") == times
 
 
-AS_PYTHON_3_14_DOES = "import multiprocessing\nmultiprocessing.set_start_method('forkserver')\n"  # it forks loader workers
+FORKSERVER = "import multiprocessing; multiprocessing.set_start_method('forkserver')\n"  # as loader workers start by Python 3.14
 
 
 @pytest.mark.parametrize("script, workers, before, whom, what, line", [
-    ("single_gpu.py", 2, AS_PYTHON_3_14_DOES, "starter", signal.SIGKILL, " 1/1000"),
+    ("single_gpu.py", 2, FORKSERVER, "starter", signal.SIGKILL, " 1/1000"),
     ("multigpu_spawn.py", 1, "", "starter", signal.SIGKILL, " 1/1000"),
     ("multigpu_torchrun.py", 1, "", "all", signal.SIGINT, " 1/1000"),
     ("multigpu_torchrun.py", 1, "", "starter", signal.SIGTERM, "processes")])

@@ -30,7 +30,6 @@ for epoch in range(2):
     print(f"epoch {epoch} | loss {total.item() / len(data):.4f}", flush=True)
 torch.save(model.state_dict(), "model.pt")
 """
-# Lines of it that tests change.
 MODEL = "nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))"
 LOSS = "nn.functional.mse_loss(model(x), y)"
 STEP = "        optimizer.step()\n"
