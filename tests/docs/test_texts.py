@@ -38,7 +38,6 @@ def test_every_command_names_files_and_options_that_exist():
 
     texts = [*blocks("sh"), *(text.split('"""')[1] for text in CODE.values())]
     commands = re.findall(r"(?:python3?|pip|torchrun) (.*?)(?:$|&&|  #)", "\n".join(texts).replace("\\\n", ""), re.MULTILINE)
-    assert len(commands) > 20
     for command in commands:
         command = re.sub(r'"[^"]*"', "", command)  # commands for another command
         command = re.sub(r"-m recipes\.(\w+)", r"recipes/\1.py", re.sub(r"(tools/\w+)(?= |$)", r"\1/__main__.py", command))

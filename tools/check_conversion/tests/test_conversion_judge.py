@@ -154,7 +154,6 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
     "how the run ends": {
         "a hang": ([end(waits=["rank 0 waits at train_ddp.py:17"])], 1, NOT + "it hangs: rank 0 waits at train_ddp.py:17"),
         "two trainings": ([lambda three: three[2].processes.append(three[2].processes[0])], 2, UNKNOWN + "several processes of"),
-        "an abort": ([end(stderr="terminate called without an active", status=1)], 1, NOT + "it aborts when it ends."),
         "an error after a fault": ([at(5, options=rate(0.1)), end(stderr=ERROR, status=1)], 1, NOT + (
             "step 5: different optimizer options: lr 0.1 .* 12, 12 steps: rank1 at train_ddp.py:9: ValueError: my own. See")),
         "an error in the original": ([end(0, stderr=ERROR, status=1)], 2, UNKNOWN + r"train.py fails under the check \(rank1 at"),
