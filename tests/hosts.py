@@ -29,6 +29,7 @@ GresTypes=gpu
 SlurmctldHost={a.name}({a.address})
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
 ProctrackType=proctrack/linuxproc
+KillWait=1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides

@@ -34,7 +34,6 @@ def test_batch_jobs_go_on_after_the_time_limit_and_after_preemption_a_recipe_at_
         while wanted not in (state := host.run("scontrol", "show", "job", job)):
             assert "JobState=FAILED" not in state, Path(f"multinode-{job}.out").read_text()
             time.sleep(0.1)
-
     while not all(Path(name).exists() for name in ("multinode.pt", "preempt.pt")):  # after an epoch, and no more without `go`
         time.sleep(0.1)
     host.run("scancel", "--batch", "--signal=USR1", jobs[1])  # as Slurm does, by --signal, before its time runs out
