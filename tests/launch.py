@@ -19,7 +19,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed
-import torch.multiprocessing
 
 ROOT = Path(__file__).resolve().parent.parent
 ARROWS = [*dict.fromkeys(arrow for chapter in ("docs/diffs.md", "docs/recipes.md")  # from base to script

@@ -10,7 +10,7 @@ from launch import EXACT, ROOT, SMALL, after, figures, first, hold, load
 # After an epoch, so that there is something left to train
 HELD = EXACT + after("utils.report", "'cores', os.environ['SRUN_CPUS_PER_TASK']") + hold("os.replace")
 TILL_A_SIGNAL = EXACT + "calls = []\n" + hold("torch.optim.SGD.step", "calls.append(0) or len(calls) != 8",
-                                              "signal.sigpending() or os.path.exists('go')")
+                                              "open('waits', 'w') and signal.sigpending() or os.path.exists('go')")
 SAVES_SLOWLY = after("os.fsync", "signal.sigpending() and time.sleep(3)")
 
 
@@ -34,7 +34,8 @@ def test_batch_jobs_go_on_after_the_time_limit_and_after_preemption_a_recipe_at_
         while wanted not in (state := host.run("scontrol", "show", "job", job)):
             assert "JobState=FAILED" not in state, Path(f"multinode-{job}.out").read_text()
             time.sleep(0.1)
-    while not all(Path(name).exists() for name in ("multinode.pt", "preempt.pt")):  # after an epoch, and no more without `go`
+
+    while not all(Path(name).exists() for name in ("multinode.pt", "waits")):  # and no more is trained without `go`
         time.sleep(0.1)
     host.run("scancel", "--batch", "--signal=USR1", jobs[1])  # as Slurm does, by --signal, before its time runs out
     wait_for(jobs[1], "Restarts=1")

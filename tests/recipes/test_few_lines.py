@@ -7,7 +7,7 @@ import pytest
 from launch import IN_FLOAT64, LITTLE_DATA, after, check_close, check_equal, figures, formats, little_data, load, train
 
 
-@functools.cache
+@functools.cache  # their base, which both recipes are compared with, trains once
 def two_legs(script, *options, before=""):
     """Two epochs, of which the second is a resumed run's."""
     return figures("".join(train(script, epochs, *options, before=before).stdout for epochs in (1, 2)))
