@@ -16,6 +16,7 @@ import time
 import zipfile
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import get_default_backend_for_device
 from torch.utils.data import Subset, TensorDataset
@@ -117,7 +118,8 @@ def parse_args(doc, spawn=False):
     add("total_epochs", type=count, nargs="?", default=50, help="epochs in total")
     add("save_every", type=count, nargs="?", default=10,
         help="epochs between saves; the last is always saved")
-    add("--batch-size", "--batch_size", type=count, default=960, help="samples over all processes")
+    add("--batch-size", "--batch_size", type=count, default=960,
+        help="total batch size, divided among the processes")
     add("--lr", type=rate, default=0.018, help="learning rate; a resumed run keeps its own")
     add("--dataset", choices=["synthetic", "FashionMNIST", "MNIST", "CIFAR10"], default="synthetic",
         help="synthetic is made in memory")
@@ -125,11 +127,12 @@ def parse_args(doc, spawn=False):
     add("--model", choices=["cnn", "resnet18", "resnet50", "mobilenet_v3_small", "convnext_tiny",
                             "vgg11", "vit"], default="cnn", help="cnn: the small model in utils.py")
     add("--workers", type=whole, default=0, help="worker processes of each DataLoader")
-    add("--device", choices=devices, default=devices[0], help="what to train on")
+    add("--device", choices=devices, default=devices[0], help="device to train on")
     add("--backend", choices=[get_default_backend_for_device(device) for device in devices],
         default=argparse.SUPPRESS,
-        help="default: the device's own; with gloo, processes can share a device")
-    add("--checkpoint", default=pathlib.Path(sys.argv[0]).stem + ".pt", help="resumed if it exists")
+        help="default: the device's own; with gloo, processes can share a CUDA or ROCm device")
+    add("--checkpoint", default=pathlib.Path(sys.argv[0]).stem + ".pt",
+        help="file to save to, and to resume from if it exists")
     add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # from torch.distributed.launch
     if spawn:
         add("-n", "--nodes", type=count, default=1, help="machines")
@@ -139,6 +142,8 @@ def parse_args(doc, spawn=False):
     args = parser.parse_args()
     if "backend" not in args:
         args.backend = get_default_backend_for_device(args.device)
+    if args.backend == "gloo" and args.device != "cpu":
+        check_gloo(args.device)
     gpus = torch.accelerator.device_count() if args.device != "cpu" else 0
     if spawn:
         plan_spawn(args, gpus)
@@ -166,11 +171,21 @@ def plan_spawn(args, gpus):
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 
+def check_gloo(device):
+    """Ask a group of this process alone whether gloo can send tensors of the device."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        dist.group.WORLD._get_backend(torch.device(device))
+    except RuntimeError:
+        stop(f"argument --backend: gloo cannot send the tensors of --device {device}", 2)
+    dist.destroy_process_group()
+
+
 def check_gpus(args, gpus, processes, option):
     if args.backend != "gloo" and processes > gpus:
         stop(f"argument {option}: {args.backend} needs a GPU for each process, but with --device "
-             f"{args.device} there are {gpus} GPUs for {processes}: use --backend gloo or fewer "
-             "processes", 2)
+             f"{args.device} there are {gpus} GPUs for {processes}: use fewer processes or, "
+             "with CUDA or ROCm, --backend gloo", 2)
 
 
 def check_torchrun(doc):

@@ -80,7 +80,9 @@ def main(local_rank, args):
         epochs_done = checkpoint["epoch"]
     del checkpoint  # otherwise each process keeps a second copy of model and optimizer
     model = DDP(model, gradient_as_bucket_view=True)  # one copy of the gradients, not two
-    model.register_comm_hook(None, bf16_compress_hook)  # rounded to bfloat16 for the all-reduce
+    # Gradients are rounded to bfloat16 for the all-reduce. Given the hook itself, torch refuses it
+    # where it is built for CPUs alone.
+    model.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()

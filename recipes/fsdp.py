@@ -89,7 +89,7 @@ def main(local_rank, args):
     for block in [*reversed(blocks), model]:  # innermost first; the root takes everything else
         fully_shard(block, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # of the shards
-    full = state.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
+    full = state.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     state.set_model_state_dict(model, weights, options=full)
     if epochs_done:  # not in a new run, where Adam would begin with step 1 instead of 0
         state.set_optimizer_state_dict(model, optimizer, moments, options=full)
@@ -104,7 +104,8 @@ def main(local_rank, args):
             dist.broadcast(buffer, src=0)
         accuracy = evaluate(model, val_loader, device)
         if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
-            saved = state.get_state_dict(model, optimizer, options=full)  # collective
+            gathered = state.StateDictOptions(full_state_dict=True, cpu_offload=True)
+            saved = state.get_state_dict(model, optimizer, options=gathered)  # collective
         if rank != 0:
             continue  # rank 0 alone prints and saves: no collective in the rest of this loop
         utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)

@@ -100,7 +100,7 @@ def main(local_rank, args):
         fully_shard(block, mesh=mesh)
     model.to_empty(device=device)  # this rank's shards, yet to be filled
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)  # of the shards
-    full = state.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
+    full = state.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     state.set_model_state_dict(model, weights, options=full)
     folder = f"{args.checkpoint}.shards/{epochs_done}"
     if epochs_done:  # not in a new run, where Adam would begin with step 1 instead of 0

@@ -1,6 +1,7 @@
 """Train on one machine; torchrun starts one process per GPU:
 torchrun --standalone --nproc_per_node=4 -m recipes.loop 50 10
 AdamW, schedule, gradient clipping, EMA, best model, early stopping: see docs/recipes.md"""
+import copy
 import math
 import os
 import time
@@ -12,7 +13,6 @@ import torch.distributed.nn  # unused, but without it Python can abort at exit
 import torch.nn.functional as F
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import utils
@@ -41,7 +41,9 @@ def train_epoch(model, loader, optimizer, device, schedule, ema):
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)  # after DDP's mean
         optimizer.step()
         schedule.step()
-        ema.update_parameters(model.module)
+        for average, value in zip(ema.state_dict().values(), model.module.state_dict().values()):
+            if average.is_floating_point():  # BatchNorm's counter is not
+                average.lerp_(value, 0.01)  # averages about 100 steps; 0.001 for long runs
         total[0] += loss.detach() * len(labels)
         total[1] += len(labels)
     dist.all_reduce(total)
@@ -83,8 +85,7 @@ def main(local_rank, args):
     steps = args.total_epochs * len(train_loader)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(  # warm-up, cosine
         (step + 1) / (0.1 * steps), 0.5 + 0.5 * math.cos(math.pi * min(1, step / steps))))
-    average = get_ema_multi_avg_fn(0.99)  # averages about 100 steps; 0.999 for long runs
-    ema = AveragedModel(model, multi_avg_fn=average, use_buffers=True)  # before DDP: plain names
+    ema = copy.deepcopy(model)  # before DDP: plain names
     best, best_epoch = -math.inf, 0
     epochs_done = 0
     checkpoint = [utils.read_checkpoint(args) if rank == 0 else None]
@@ -111,7 +112,7 @@ def main(local_rank, args):
         loss = train_epoch(model, train_loader, optimizer, device, schedule, ema)
         for buffer in ema.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
             dist.broadcast(buffer, src=0)
-        accuracy = evaluate(ema.module, val_loader, device)
+        accuracy = evaluate(ema, val_loader, device)
         if accuracy > best:
             best, best_epoch = accuracy, epoch
         if rank != 0:
@@ -119,7 +120,7 @@ def main(local_rank, args):
         utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)
         if epoch == best_epoch:
             best_file = SimpleNamespace(checkpoint=f"{args.checkpoint}.best")
-            utils.save_checkpoint(best_file, ema.module.state_dict(), {}, epoch)
+            utils.save_checkpoint(best_file, ema.state_dict(), {}, epoch)
         if ((epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs
                 or epoch == best_epoch + PATIENCE):
             utils.save_checkpoint(args, model.module.state_dict(), optimizer.state_dict(), epoch,

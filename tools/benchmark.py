@@ -25,6 +25,13 @@ import utils
 SCRIPTS = ("single_gpu.py", "dp.py", "multigpu_spawn.py", "multigpu_torchrun.py", "multinode.py")
 EPOCH = re.compile(r"epoch +\d+/\d+ \| loss (\S+) \| accuracy \S+% \| (\S+) samples/s")
 WARM_UP = 2  # epochs left out
+ON_GPU = """  # runs a script on another GPU than the first
+import runpy, sys, torch
+torch.accelerator.set_device_index({})
+sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 HEAD = ("style", "processes", "samples/s", "speed-up", "relative to independent runs",
         "seconds to the first epoch's end", "memory of the largest process, MB", "final loss")
 
@@ -54,12 +61,8 @@ def parse_args(gpus):
     return args
 
 
-def visible_gpus():
-    if not torch.cuda.is_available():
-        return []
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = torch.cuda.device_count()  # fewer than given, where some do not exist
-    return given.split(",")[:count] if given else [str(i) for i in range(count)]
+def count_gpus():
+    return torch.accelerator.device_count() if utils.find_devices() != ["cpu"] else 0
 
 
 def jobs_of(args):
@@ -67,7 +70,7 @@ def jobs_of(args):
     jobs = {("single_gpu.py", 1, 1): partial(run, "single_gpu.py", 1, args, args.batch_size)}
     for script in args.scripts:
         for n in args.gpus:
-            if script == "dp.py" and (n == 1 or visible_gpus()):
+            if script == "dp.py" and n == (count_gpus() or 1):  # it uses all that there are
                 jobs["dp.py" if n == 1 else f"dp.py on {n} GPUs", 1, n] = partial(
                     run, script, n, args, args.batch_size)
             elif script not in ("single_gpu.py", "dp.py"):
@@ -83,9 +86,11 @@ def alone(batch_size):
     return f"single_gpu.py --batch-size {batch_size}"
 
 
-def run(script, devices, args, batch_size, first_device=0):
+def run(script, devices, args, batch_size, gpu=0):
     """One run of a script: its speed, the seconds to its first epoch, its memory, its last loss."""
     command = [sys.executable, str(ROOT / script)]
+    if gpu:
+        command[1:1] = ["-c", ON_GPU.format(gpu)]
     if script in ("multigpu_torchrun.py", "multinode.py"):
         command[1:1] = ["-m", "torch.distributed.run", "--standalone",
                         f"--nproc_per_node={devices}"]
@@ -94,8 +99,6 @@ def run(script, devices, args, batch_size, first_device=0):
     if script == "multigpu_spawn.py":
         command += ["-g", str(devices)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if gpus := visible_gpus():
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first_device:first_device + devices])
     first, losses, seconds = None, [], []
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
         start = time.perf_counter()
@@ -118,8 +121,8 @@ def run(script, devices, args, batch_size, first_device=0):
 def run_apart(devices, args, batch_size):
     """As many single_gpu.py at once: all the arithmetic of a DDP job, and no communication."""
     with ThreadPoolExecutor(devices) as pool:
-        runs = list(pool.map(lambda device: run("single_gpu.py", 1, args, batch_size, device),
-                             range(devices)))
+        runs = list(pool.map(lambda gpu: run("single_gpu.py", 1, args, batch_size, gpu),
+                             range(devices) if count_gpus() else [0] * devices))
     return {name: (sum if name == "samples/s" else max)(run[name] for run in runs)
             for name in runs[0]}
 
@@ -147,7 +150,7 @@ def spread(values, digits=0):
 
 
 def main():
-    args = parse_args(len(visible_gpus()))
+    args = parse_args(count_gpus())
     measured = measure(args, jobs_of(args))
     rows = [HEAD, ["---"] * len(HEAD)]
     for (style, processes, devices), runs in measured.items():

@@ -1,16 +1,18 @@
-"""What only a GPU can show. All else runs there too: python -m pytest --device cuda tests/scripts tests/recipes"""
+"""What only an accelerator can show. All else runs there too: python -m pytest --device cuda tests/scripts tests/recipes"""
 import pytest
 import torch
 from launch import SCRIPTS, check_close, figures, load, train
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_finds_the_gpu_by_itself_and_its_checkpoint_goes_on_on_the_cpu(script):
     job = train(script, 1, processes=1, device=False)
-    assert "processes: 1, device: cuda" in job.stdout and job.stderr == ""
-    assert "backend: nccl" in job.stdout or not script.startswith("multi")
+    device = torch.accelerator.current_accelerator().type
+    assert f"processes: 1, device: {device}" in job.stdout and job.stderr == ""
+    own = torch.distributed.get_default_backend_for_device(device)
+    assert f"backend: {own}" in job.stdout or not script.startswith("multi")
     assert list(figures(train(script, 2, "--device", "cpu", processes=1, device=False).stdout)) == [2]
 
 
@@ -39,6 +41,7 @@ DataLoader.__iter__ = watched
 """
 
 
-@pytest.mark.parametrize("script", ["single_gpu.py", "multigpu_torchrun.py"])
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that CUDA or ROCm drives")
+@pytest.mark.parametrize("script", ["single_gpu.py", "multigpu_torchrun.py", "recipes/loop.py"])
 def test_no_step_waits_for_the_device(script):
     train(script, 2, processes=1, device=False, before=WATCHES)

@@ -33,7 +33,7 @@ def test_compilation_takes_place_in_the_first_epoch_alone_and_trains_the_same(mo
 
 
 def test_a_compiler_that_is_missing_is_said():
-    job = train("recipes/compile.py", 1, processes=1, status=2, CXX="no-such-compiler")
+    job = train("recipes/compile.py", 1, "--device", "cpu", device=False, processes=1, status=2, CXX="no-such-compiler")
     assert job.stderr == "compile.py: compiling for the CPU needs g++, or another C++ compiler named by CXX\n"
 
 

@@ -34,8 +34,9 @@ def test_each_rank_leaves_a_trace_of_the_sixth_step_to_the_eighth():
         trace = json.loads(Path(f"profiler.pt.rank{rank}.json").read_text())
         assert trace["distributedInfo"]["rank"] == rank
         names = [event["name"].partition("#")[0] for event in trace["traceEvents"] if event.get("ph") == "X"]
-        for name in ("ProfilerStep", "enumerate(DataLoader)", "gloo:all_reduce", "Optimizer.step"):  # which the chapter reads
+        for name in ("ProfilerStep", "enumerate(DataLoader)", "Optimizer.step"):  # which the chapter reads
             assert sum(each.startswith(name) for each in names) == 3, name
+        assert sum("all_reduce" in each for each in names) >= 3  # gloo:all_reduce, or the device's own backend's
 
 
 CALM = "--batch-size", 240, "--lr", 0.009

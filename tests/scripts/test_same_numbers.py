@@ -40,7 +40,7 @@ def test_dropout_differs_by_rank_statistics_do_not_and_a_resumed_run_is_the_unbr
         train("multigpu_torchrun.py", epochs, "--model", "mobilenet_v3_small", "--batch-size", 60,
               "--checkpoint", checkpoint, "--workers", 1, before=AUGMENTED + before)
 
-    masks = after("torch.nn.Dropout.forward", "given[0].training and zlib.crc32(result.eq(0).numpy())")
+    masks = after("torch.nn.Dropout.forward", "given[0].training and zlib.crc32(result.eq(0).cpu().numpy())")
     statistics = after("torch.nn.Module.eval", "'evaluates with', *(buffer.sum().item() for buffer in given[0].buffers())")
     part(2, "unbroken.pt", masks + statistics)
     part(1, "resumed.pt")
