@@ -51,17 +51,12 @@ def test_more_processes_than_gpus_are_refused_unless_they_may_share_them():
     assert "processes: 3, device: cpu, backend: gloo" in on_cpu.stdout
 
 
-ANOTHER_DEVICE = """import torch
-torch.utils.rename_privateuse1_backend("npu")
-torch.accelerator.current_accelerator = lambda check_available=False: torch.device("npu")
-torch.accelerator.device_count = lambda: 2
-torch.distributed.Backend.register_backend("hccl", lambda *_: None, devices=["npu"])
-"""
+TWO_XPUS = TWO_GPUS.replace("cuda", "xpu")
 
 
 def test_gloo_is_refused_where_it_cannot_send_the_tensors_of_the_device():
-    job = train("multigpu_torchrun.py", "--backend", "gloo", device=False, before=ANOTHER_DEVICE, status=2, processes=1)
-    assert job.stderr == "multigpu_torchrun.py: argument --backend: gloo cannot send the tensors of --device npu\n"
+    job = train("multigpu_torchrun.py", "--backend", "gloo", device=False, before=TWO_XPUS, status=2, processes=1)
+    assert job.stderr == "multigpu_torchrun.py: argument --backend: gloo cannot send the tensors of --device xpu\n"
 
 
 def test_a_failed_download_is_one_line():
