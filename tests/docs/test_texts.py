@@ -1,8 +1,9 @@
 """README leads to its chapters, links lead somewhere, and the commands shown work as they stand there."""
 import functools
 import re
+from pathlib import Path
 
-from chapters import CHAPTERS, blocks
+from chapters import CHAPTERS, block, blocks
 from launch import RECIPES, ROOT, SCRIPTS, train
 from torch.distributed.run import get_args_parser
 
@@ -54,3 +55,11 @@ def test_no_command_restarts_without_what_restarts_need():
         assert re.search(r"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun .*(--standalone|c10d)", line), line
     batch = (ROOT / "multinode.sbatch").read_text().replace("\\\n", "")
     assert re.search(r"export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.*--max-restarts=\d .*c10d", batch, re.DOTALL)
+
+
+def test_the_short_scripts_in_the_chapters_print_what_the_chapters_say():
+    Path("gradients.py").write_text(block("averaged = net.weight.grad"))
+    printed = train(Path("gradients.py").resolve(), device=False).stdout
+    assert f"```\n{''.join(sorted(printed.splitlines(keepends=True)))}```" in CHAPTERS[ROOT / "docs/how_it_works.md"]
+    Path("ring.py").write_text(block("/proc/net/dev"))
+    assert 1.5 <= float(train(Path("ring.py").resolve(), processes=4, device=False).stdout)  # others may send meanwhile
