@@ -1,4 +1,4 @@
-"""Training on several GPUs from one process, the slow way: python dp.py 50 10"""
+"""Train on several GPUs from one process, the slow way: python dp.py 50 10"""
 import time
 
 import torch

@@ -1,4 +1,4 @@
-"""Training on one machine, one process per GPU, started here: python multigpu_spawn.py 50 10"""
+"""Train on one machine; this script starts one process per GPU: python multigpu_spawn.py 50 10"""
 import time
 
 import torch

@@ -1,7 +1,6 @@
-"""Training on several machines, one process per GPU, started on each of them by torchrun:
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 --max-restarts=3\
- --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 multinode.py 50 10
-or by Slurm alone, one task per GPU: srun --kill-on-bad-exit=1 python multinode.py 50 10"""
+"""Train on several machines; on each, torchrun starts one process per GPU:
+torchrun --nnodes=2 --nproc_per_node=4 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 multinode.py
+Under Slurm, without torchrun, one task per GPU: srun --kill-on-bad-exit=1 python multinode.py"""
 import os
 import time
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Training on one device, the base of every diff: python single_gpu.py 50 10"""
+"""Train on one device: python single_gpu.py 50 10"""
 import time
 
 import torch

@@ -190,8 +190,7 @@ def check_gpus(args, gpus, processes, option):
 
 def check_torchrun(doc):
     if "LOCAL_RANK" not in os.environ:
-        command, _, _ = doc.splitlines()[1].partition("  #")
-        stop(f"start it with its launcher: {command}", 2)
+        stop(f"start it with its launcher: {doc.splitlines()[1]}", 2)
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     # In the agent's shared store, restarted processes find the addresses of dead ones.
     shared_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -1,7 +1,6 @@
-"""Training on one machine, one process per GPU, started by torchrun, which can restart them:
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 --max-restarts=3\
- --standalone -m recipes.accumulate 50 10  # each batch in parts that fit into memory
-Reasons: docs/recipes.md#multigpu_torchrunpy--recipesaccumulatepy"""
+"""Train on one machine; torchrun starts one process per GPU:
+torchrun --standalone --nproc_per_node=4 -m recipes.accumulate 50 10
+Each batch in parts that fit into memory: see docs/recipes.md"""
 import os
 import time
 from contextlib import nullcontext

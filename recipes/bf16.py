@@ -1,7 +1,6 @@
-"""Training on one machine, one process per GPU, started by torchrun, which can restart them:
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 --max-restarts=3\
- --standalone -m recipes.bf16 50 10  # forward and loss in bfloat16 where that is safe
-Reasons: docs/recipes.md#multigpu_torchrunpy--recipesbf16py"""
+"""Train on one machine; torchrun starts one process per GPU:
+torchrun --standalone --nproc_per_node=4 -m recipes.bf16 50 10
+Forward pass and loss in bfloat16 where that is safe: see docs/recipes.md"""
 import os
 import time
 

@@ -1,7 +1,6 @@
-"""Training on one machine, one process per GPU, started by torchrun, which can restart them:
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 --max-restarts=3\
- --standalone -m recipes.compress 50 10  # gradients cross the network in half the bytes
-Reasons: docs/recipes.md#multigpu_torchrunpy--recipescompresspy"""
+"""Train on one machine; torchrun starts one process per GPU:
+torchrun --standalone --nproc_per_node=4 -m recipes.compress 50 10
+Gradients cross the network in half the bytes: see docs/recipes.md"""
 import os
 import time
 

@@ -1,7 +1,6 @@
-"""Training on one machine, one process per GPU, started by torchrun, which can restart them:
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 --max-restarts=3\
- --standalone -m recipes.large 50 10  # a model too large for one process to hold or write
-Reasons: docs/recipes.md#recipesfsdppy--recipeslargepy"""
+"""Train on one machine; torchrun starts one process per GPU:
+torchrun --standalone --nproc_per_node=4 -m recipes.large 50 10
+A model too large for one process to hold or write: see docs/recipes.md"""
 import os
 import shutil
 import time

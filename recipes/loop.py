@@ -1,7 +1,6 @@
-"""Training on one machine, one process per GPU, started by torchrun, which can restart them:
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 --max-restarts=3\
- --standalone -m recipes.loop 50 10  # AdamW groups, schedule, clipping, EMA, best model, early stop
-Reasons: docs/recipes.md#multigpu_torchrunpy--recipeslooppy"""
+"""Train on one machine; torchrun starts one process per GPU:
+torchrun --standalone --nproc_per_node=4 -m recipes.loop 50 10
+AdamW, schedule, gradient clipping, EMA, best model, early stopping: see docs/recipes.md"""
 import copy
 import math
 import os

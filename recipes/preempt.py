@@ -1,8 +1,7 @@
-"""Training on one machine, one process per GPU, started by torchrun, which can restart them:
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 --max-restarts=3\
- --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1\
- --standalone -m recipes.preempt 50 10  # saves on SIGTERM or SIGUSR1, resumes at the same step
-Reasons: docs/recipes.md#multigpu_torchrunpy--recipespreemptpy"""
+"""Train on one machine; torchrun starts one process per GPU:
+torchrun --standalone --nproc_per_node=4 --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1\
+ -m recipes.preempt 50 10
+Saves on SIGTERM or SIGUSR1, resumes at the same step: see docs/recipes.md"""
 import os
 import signal
 import time

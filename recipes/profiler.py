@@ -1,7 +1,6 @@
-"""Training on one machine, one process per GPU, started by torchrun, which can restart them:
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 --max-restarts=3\
- --standalone -m recipes.profiler 50 10  # three steps of each rank in profiler.pt.rank0.json, ...
-Reasons: docs/recipes.md#multigpu_torchrunpy--recipesprofilerpy"""
+"""Train on one machine; torchrun starts one process per GPU:
+torchrun --standalone --nproc_per_node=4 -m recipes.profiler 50 10
+A trace of three steps of each rank, in profiler.pt.rank0.json, ...: see docs/recipes.md"""
 import os
 import time
 

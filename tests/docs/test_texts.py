@@ -16,8 +16,6 @@ def test_readme_leads_to_every_chapter_and_every_link_between_the_chapters_leads
     assert all(f"]({file.relative_to(ROOT)})" in readme for file in CHAPTERS if file.name != "README.md")
     found = [(file, *link) for file in CHAPTERS for link in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", CHAPTERS[file])]
     assert len(found) > 20
-    for recipe in (ROOT / name for name in RECIPES):  # which names the section with its reasons
-        found.append((recipe, "../docs/recipes.md", re.search(r'docs/recipes\.md#(\S+)"""', recipe.read_text())[1]))
     for file, path, anchor in found:
         target = (file.parent / path).resolve() if path else file
         headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE) if anchor else []
@@ -52,7 +50,7 @@ def test_every_command_names_files_and_options_that_exist():
 def test_no_command_restarts_without_what_restarts_need():
     texts = "\n".join([*CHAPTERS.values(), *CODE.values()]).replace("\\\n", "")
     found = re.findall(r".*torchrun .*--max.restarts\S* .*\.py.*", texts)
-    assert len(found) >= 3
+    assert len(found) >= 2
     for line in found:
         assert re.search(r"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun .*(--standalone|c10d)", line), line
     batch = (ROOT / "multinode.sbatch").read_text().replace("\\\n", "")

@@ -16,10 +16,9 @@ BAD = {  # script and arguments; what the line says
     "single_gpu.py --workers -1": "argument --workers",
     "multigpu_spawn.py -n 2": "argument -n/--nodes: on each of several machines, set MASTER_ADDR and MASTER_PORT",
     "multigpu_spawn.py -nr 1": "argument -nr/--node-rank: 1 must be less than -n 1",
-    "multinode.py": "start it with its launcher: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 "
-                    "--max-restarts=3 --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 multinode.py 50 10\n",
-    "recipes/bf16.py": "start it with its launcher: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc_per_node=4 "
-                       "--max-restarts=3 --standalone -m recipes.bf16 50 10\n"}
+    "multinode.py": "start it with its launcher: torchrun --nnodes=2 --nproc_per_node=4 --rdzv-backend=c10d "
+                    "--rdzv-endpoint=HOST:29400 multinode.py\n",
+    "recipes/bf16.py": "start it with its launcher: torchrun --standalone --nproc_per_node=4 -m recipes.bf16 50 10\n"}
 
 
 @pytest.mark.parametrize("command", BAD)

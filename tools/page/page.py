@@ -1,4 +1,5 @@
 """Makes docs/index.html of page.html: the files, where any two differ, and the reasons."""
+import ast
 import html
 import itertools
 import json
@@ -6,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from diffs import ARROWS, PLACE, ROOT, SCRIPTS, hunks, show
+from diffs import ARROWS, PLACE, ROOT, SCRIPTS, changed, docstring_lines, has, having, hunks, named
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
@@ -16,57 +17,76 @@ EXAMPLES = [(f"examples/{file.name.replace('_ddp', '')}", f"examples/{file.name}
 
 
 def as_html(text):
-    """The Markdown that reasons use. A browser does not render a chapter, so its link becomes its name."""
+    """The Markdown that reasons use. A browser shows a chapter raw, without a way to its heading."""
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
+    text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", text)
     text = re.sub(r"\[([^]]+)\]\((http[^)]+)\)", r'<a href="\2">\1</a>', text)
-    text = re.sub(r"\[([^]]+)\]\((\w+\.md)[^)]*\)", r"\1 (docs/\2)", text)
-    return "\n".join(f"<p>{part}</p>" for part in text.strip().split("\n\n"))
+    text = re.sub(r"\[([^]]+)\]\((\w+\.md)[^)]*\)", r'<a href="\2">\1</a> in \2', text)
+    return f"<p>{text}</p>"
 
 
-def telling(sign, diff):
-    """The lines with this sign, but for short ones, such as `break`, which stand in many places."""
-    return set(re.findall(rf"^\{sign}( *\S.{{5,}})", diff, re.MULTILINE))
-
-
-def squeezed(text):
-    return "".join(text.split())
-
-
-def changed(old, new, hunk):
-    """The lines of a hunk, with their signs but without those around it."""
-    return "\n".join(re.findall(r"^[+-].*", show(old, new, [hunk]), re.MULTILINE))
+def telling(parts):
+    """The lines of these parts but for short ones, such as `break`, which stand in many places."""
+    return {line for part in parts for line in part if re.match(r" *\S.{5,}", line)}
 
 
 def code_in(reason):
     return re.findall(r"`([^`]+)`", reason)
 
 
-def fits(reason, old, new, hunk):
-    """Whether the hunk has all code that the reason names."""
-    lines = squeezed(re.sub(r"(?m)^.", "", changed(old, new, hunk)))
-    return all(squeezed(name) in lines for name in code_in(reason))
-
-
 def read_places(chapters):
-    """Of each reason in the chapters: its arrow, the lines removed and added there, its words."""
-    for _, old, new, first, last, diff, _, text in PLACE.findall(chapters):
-        found = hunks(old, new)[int(first) - 1:int(last or first)]
-        for reason in text.strip().split("\n\n"):
-            where = f"hunk {first} of {old} -> {new}:\n{reason}\n"
-            if last and not code_in(reason):
+    """Of each reason in the chapters: its arrow, the lines removed and added there, its words.
+
+    What it names may stand in a hunk that the chapter does not show.
+    """
+    for _, old, new, code, _, _, text in PLACE.findall(chapters):
+        here = named(old, new, code)
+        for reason in filter(None, text.strip().split("\n\n")):
+            where, codes = f"{old} -> {new}, {code}:\n{reason}\n", code_in(reason)
+            if len(here) > 1 and not codes:
                 sys.exit(f"{where}of several hunks this explains one: name code that shows which")
-            if not any(fits(reason, old, new, hunk) for hunk in found):
-                sys.exit(f"{where}this names code that these lines do not have")
-            yield (old, new), telling("-", diff), telling("+", diff), reason
+            found = [hunk for hunk in here if has(old, new, hunk, codes)] or having(old, new, *codes)
+            if not found:
+                sys.exit(f"{where}this names code that no hunk has")
+            gone, come = zip(*(changed(old, new, hunk) for hunk in found))
+            yield (old, new), telling(gone), telling(come), reason
 
 
-def table_of_places():
-    """Of each row of the table of places: the calls that show it, and its reason."""
-    chapter = (ROOT / "docs/your_own_script.md").read_text()
-    table = chapter.partition("| place |")[2].partition("| --- |\n")[2].partition("\n\n")[0]
-    for cell, why in re.findall(r"^\| [^|]* \| (.*`.*) \| ([^|]*) \|$", table, re.MULTILINE):
-        code = [squeezed(part) for part in re.findall(r"`([^`]+)`", cell)]
-        yield [part[:part.find("(", 1) + 1] or part for part in code], why
+def find_ways():
+    """Of each script, the arrows that lead to it."""
+    ways = {SCRIPTS[0]: set()}
+    for old, new in ARROWS:
+        ways[new] = {*ways[old], (old, new)}
+    return ways
+
+
+def pair_of_scripts(old, new, places, ways):
+    """The hunks between any two scripts, each with the numbers of its reasons."""
+    there, back = ways[new] - ways[old], ways[old] - ways[new]
+    for hunk in hunks(old, new):
+        gone, come = changed(old, new, hunk)
+        why = [number for number, (arrow, removed, added, reason) in enumerate(places)
+               if ((arrow in there and (added & {*come} if added else removed & {*gone}))
+                   or (arrow in back and (added & {*gone} if added else removed & {*come})))
+               and has(old, new, hunk, code_in(reason))]
+        yield [*hunk, why]
+
+
+def pair_of_examples(old, new, places, ways):
+    """As above: the reasons of multigpu_torchrun.py whose code stands here too, not in imports."""
+    for hunk in hunks(old, new):
+        _, come = changed(old, new, hunk)
+        imports = all(line.startswith(("import ", "from ")) for line in come)
+        why = [number for number, (arrow, _, _, reason) in enumerate(places)
+               if arrow in ways["multigpu_torchrun.py"] and code_in(reason) and not imports
+               and has(old, new, hunk, code_in(reason))]
+        yield [*hunk, why]
+
+
+def purpose(name):
+    """What a file is for, in its docstring's words: its first line's, or a recipe's last line's."""
+    lines = ast.get_docstring(ast.parse((ROOT / name).read_text())).splitlines()
+    return lines[-1 if name.startswith("recipes/") else 0].rpartition(": ")[0] or lines[0].rstrip(":")
 
 
 def short(name):
@@ -79,36 +99,15 @@ def page(chapters):
     for name in [*SCRIPTS, *itertools.chain(*EXAMPLES)]:
         text = highlight((ROOT / name).read_text(), PythonLexer(), HtmlFormatter(nowrap=True))
         lines = [numbers.setdefault(line, len(numbers)) for line in text.splitlines()]
-        files.append([short(name), lines])
-    places, table = [*read_places(chapters)], [*table_of_places()]
-    ways = {SCRIPTS[0]: set()}  # the arrows that lead to each script
-    for old, new in ARROWS:
-        ways[new] = {*ways[old], (old, new)}
-    pairs = []
-    for old, new in itertools.combinations_with_replacement(SCRIPTS, 2):
-        there, back = ways[new] - ways[old], ways[old] - ways[new]
-        found = []
-        for hunk in hunks(old, new):
-            diff = changed(old, new, hunk)
-            gone, come = telling("-", diff), telling("+", diff)
-            why = [number for number, (arrow, removed, added, reason) in enumerate(places)
-                   if ((arrow in there and (added & come if added else removed & gone))
-                       or (arrow in back and (added & gone if added else removed & come)))
-                   and fits(reason, old, new, hunk)]
-            found.append([*hunk, why])
-        pairs.append([short(old), short(new), found])
-    for old, new in EXAMPLES:
-        after = (ROOT / new).read_text().splitlines()
-        found = []
-        for hunk in hunks(old, new):
-            lines = squeezed("".join(after[hunk[2]:hunk[3]]))
-            why = [len(places) + number for number, (signs, reason) in enumerate(table)
-                   if any(sign in lines for sign in signs)
-                   and fits(reason, old, new, hunk)]
-            found.append([*hunk, why])
-        pairs.append([short(old), short(new), found])
-    reasons = [as_html(reason) for *_, reason in [*places, *table]]
-    values = {"lines": [*numbers], "files": files, "pairs": pairs, "reasons": reasons}
+        files.append([short(name), {"purpose": purpose(name), "docstring": docstring_lines(name),
+                                    "lines": lines}])
+    places, ways = [*read_places(chapters)], find_ways()
+    pairs = [[short(old), short(new), [*pair(old, new, places, ways)]]
+             for pair, names in ((pair_of_scripts, itertools.combinations_with_replacement(SCRIPTS, 2)),
+                                 (pair_of_examples, EXAMPLES))
+             for old, new in names]
+    values = {"lines": [*numbers], "files": files, "pairs": pairs,
+              "reasons": [as_html(reason) for *_, reason in places]}
 
     def rows(place):  # a row for each entry, so that a diff of the page can be read
         entries = [json.dumps(entry, separators=(",", ":")) for entry in values[place[1]]]

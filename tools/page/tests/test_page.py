@@ -16,10 +16,17 @@ HUNKS = """hunks => hunks.map(hunk => ["pre", ".why p", ".why code"].map(
     kind => [...hunk.querySelectorAll(kind)].map(one => one.textContent)))"""
 
 
+def docstring(name):
+    return 1 + (ROOT / name).read_text().split('"""')[1].count("\n")
+
+
 def diff(left, right):
-    """Where GNU diff finds that they differ: start and stop in the left file, and in the right."""
+    """Where GNU diff finds that they differ below their docstrings: start and stop in the left file, in the right."""
     command = ["diff", "--unchanged-group-format=", "--changed-group-format=%de %dl %dE %dL\n", ROOT / left, ROOT / right]
-    return [[*map(int, line.split())] for line in subprocess.run(command, capture_output=True).stdout.splitlines()]
+    output = subprocess.run(command, capture_output=True).stdout
+    least = [docstring(name) for name in (left, left, right, right)]
+    found = [[*map(max, map(int, line.split()), least)] for line in output.splitlines()]
+    return [hunk for hunk in found if hunk != least]
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +66,9 @@ def test_a_pair_shows_both_files_whole_and_what_diff_finds_with_reasons_that_sta
     assert len(told) == len({*told}) and (told or pair not in ARROWS)
 
 
-def test_it_opens_on_what_most_want_and_each_change_has_an_address(page):
+def test_every_pair_of_the_map_can_be_chosen_and_each_change_has_an_address(page):
     page.goto(PAGE)
-    expect_pair(page, "single_gpu.py", "multigpu_torchrun.py")
+    page.click("#others summary")
     for left, right in [*ARROWS, *EXAMPLES]:
         page.click(f".map a[href='#{left}..{right}']".replace(".py", ""))
         expect_pair(page, left, right)
@@ -71,7 +78,33 @@ def test_it_opens_on_what_most_want_and_each_change_has_an_address(page):
     expect_pair(page, "single_gpu.py", "dp.py")
     page.locator(".hunk h3 a").nth(1).click()
     page.reload()  # as when it was given to somebody else
-    expect(page.locator(".hunk:focus h3")).to_have_text("Change 2 of 3")
+    expect(page.locator(".hunk:focus h3")).to_have_text("Change 2 of 2")
+
+
+def test_it_opens_on_the_lines_that_are_ddp_itself_and_shows_the_others_when_asked(page):
+    page.goto("about:blank")
+    page.goto(PAGE)
+    expect_pair(page, "single_gpu.py", "multigpu_torchrun.py")
+    added, seen = page.locator("ins"), page.locator("ins:visible")
+    shown = "".join(seen.all_text_contents())
+    for line in ("init_process_group", "DistributedSampler(", "set_epoch", "DDP(", "rank != 0", ".module.state_dict()"):
+        assert shown.count(line) == 1, line
+    assert shown.count("all_reduce") == 2 and "import" not in shown and "SyncBatchNorm" not in shown
+    page.locator(".hunk h3 a").nth(1).click()  # one of the others
+    expect(page.locator(".hunk:focus ins:visible").first).to_contain_text("import torch.distributed as dist")
+    page.click("#only input")
+    expect(seen).to_have_count(added.count())
+    page.click("#only input")
+
+
+def test_a_link_leads_to_a_file(page):
+    page.goto(PAGE)
+    page.click("#only input")
+    links = page.eval_on_selector_all("a", "all => all.map(link => link.getAttribute('href'))")
+    files = {link for link in links if not link.startswith(("#", "http"))}
+    assert {"../README.md", "how_it_works.md", "your_own_script.md"} <= files
+    assert all((ROOT / "docs" / file).is_file() for file in files)
+    page.click("#only input")
 
 
 def test_copy_gives_a_file_or_new_lines_byte_for_byte(page):
@@ -94,6 +127,19 @@ def test_narrow_or_wide_all_can_be_read(page):
         assert (gone["y"] + gone["height"] <= come["y"]) == (columns == 1)
 
 
+TOKENS = """lines => lines.map(line => [...line.querySelectorAll("[class]:not(.w, .c1, .p):not(:has(*))")].map(
+    token => [token.textContent, ...[...token.getClientRects()].map(part => part.left)])).filter(line => line[0]?.length > 1)"""
+
+
+def test_on_a_phone_no_word_is_split_and_a_long_line_goes_on_right_of_its_beginning(page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{PAGE}#multigpu_torchrun..recipes/fsdp")
+    for (first, start, *_), *tokens in page.eval_on_selector_all(".right > :is(ins, span)", TOKENS):
+        for text, *lefts in tokens:
+            assert not text.isidentifier() or len(lefts) <= 1, text
+            assert all(left >= start - 1 for left in lefts), (first, text)
+
+
 def test_diffs_are_those_of_the_files():
     done = subprocess.run([sys.executable, ROOT / "tools/page", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -101,11 +147,13 @@ def test_diffs_are_those_of_the_files():
 
 @pytest.mark.parametrize("files, old, new, says", [
     ("*.py", r"model\.eval\(\)", "model.train(False)", "docs/index.html is behind: run python tools/page"),
-    ("docs/diffs.md", "<!-- diff single_gpu.py dp.py 3 -->", "", "shows 2 hunks of single_gpu.py -> dp.py, which has 3"),
-    ("docs/diffs.md", "(?s)(dp.py 3 -->\n).*?(<!-- end)", r"\1+another\n\2", "hunk 3 of single_gpu.py -> dp.py is not what"),
-    ("docs/diffs.md", "`local_rank` is", "`mp.spawn` gives", "this names code that these lines do not have"),
-    ("docs/diffs.md", "`all_reduce` adds", "It adds", "of several hunks this explains one: name code that shows which")])
-def test_render_says_what_is_behind_and_puts_no_other_hunk_over_a_reason(tmp_path, files, old, new, says):
+    ("docs/diffs.md", "(?s)(parallel -->\n).*?(<!-- end)", r"\1another\n\2", "docs/diffs.md is behind: run python tools/page"),
+    ("docs/diffs.md", r"<!-- diff single_gpu.py dp.py train_epoch\(.*", "", "does not show this of single_gpu.py -> dp.py"),
+    ("docs/recipes.md", "<!-- diff multigpu_torchrun.py recipes/bf16.py .*", "", "recipes.md does not show recipes/bf16.py"),
+    ("docs/diffs.md", "def main -->", "def fit -->", "no hunk has def fit: name other code in its place"),
+    ("docs/diffs.md", "`local_rank` is", "`torch.compile` is", "this names code that no hunk has"),
+    ("docs/diffs.md", r"(?s)\*\*`all_reduce`.*?`total`", "It adds it", "of several hunks this explains one: name code that shows which")])
+def test_render_says_what_is_behind_or_missing_and_which_reason_has_lost_its_code(tmp_path, files, old, new, says):
     copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=shutil.ignore_patterns(".*"))
     for file in copy.rglob(files):
         file.write_text(re.sub(old, new, file.read_text()))
