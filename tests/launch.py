@@ -42,8 +42,10 @@ TWO_GPUS = """import torch
 torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
 torch.accelerator.device_count = lambda: 2
 """
-# Only warned of: vgg11's AdaptiveAvgPool2d((7, 7)) has no deterministic backward in CUDA.
-EXACT_ON_GPUS = "import torch; torch.backends.cudnn.allow_tf32 = False; torch.use_deterministic_algorithms(True, warn_only=True)\n"
+EXACT_ON_GPUS = """import torch
+torch.backends.cudnn.allow_tf32 = False
+torch.use_deterministic_algorithms(True, warn_only=True)  # vgg11's AdaptiveAvgPool2d((7, 7)) has no such backward in CUDA
+"""
 
 
 def little_data(train=240, held_out=51):
