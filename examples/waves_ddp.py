@@ -7,7 +7,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # keeps Python from aborting at exit
+import torch.distributed.nn  # unused; if torch imports it later, Python may abort at exit
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
@@ -64,6 +64,7 @@ if accelerator and accelerator.type != "mps":  # mps has no collectives
 dist.init_process_group(dist.get_default_backend_for_device(device),
                         device_id=device if device.type != "cpu" else None)
 rank, world_size = dist.get_rank(), dist.get_world_size()
+if rank == 0: print(f"training on {world_size} x {device.type}")
 
 train_set, val_set = make_waves(2040, seed=1), make_waves(509, seed=2)
 
@@ -82,7 +83,7 @@ model = nn.Sequential(
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
 
-# 3. Below your model (on device), optimizer and schedule
+# 3. Insert after the lines that create the model (on its device), optimizer and schedule
 path, first_epoch, best = "run.pt", 0, 0.0
 checkpoint = [torch.load(path, map_location="cpu", weights_only=True)
               if rank == 0 and os.path.exists(path) else None]
@@ -92,7 +93,7 @@ if checkpoint:
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     schedule.load_state_dict(checkpoint["schedule"])
-    # scaler.load_state_dict(checkpoint["scaler"])
+    # if checkpoint["scaler"]: scaler.load_state_dict(checkpoint["scaler"])
     first_epoch, best = checkpoint["epoch"], checkpoint["best"]
     if rank == 0: print(f"{path}: {first_epoch}/{epochs} epochs done")
 del checkpoint
@@ -102,8 +103,8 @@ model = DDP(model)
 
 for epoch in range(first_epoch, epochs):
     sampler.set_epoch(epoch)  # a new order
-    torch.manual_seed(args.seed + epoch * world_size + rank)  # own dropout and augmentation
-    loss_sum, trained = train(model, train_loader)  # loss.item() * len(targets), samples
+    torch.manual_seed(args.seed + epoch * world_size + rank)  # dropout, augmentation differ by rank
+    loss_sum, trained = train(model, train_loader)  # sum of loss.item() * len(targets), samples
     for buffer in model.buffers():  # use rank 0's BatchNorm statistics
         dist.broadcast(buffer, src=0)
     correct, tested = evaluate(model.module, val_loader)  # correct predictions, samples
@@ -119,9 +120,11 @@ for epoch in range(first_epoch, epochs):
         if accuracy > best:
             best = accuracy
             torch.save(model.module.state_dict(), "best.pt")
-        torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
-                    "schedule": schedule.state_dict(),  # "scaler": scaler.state_dict(),
-                    "epoch": epoch + 1, "best": best}, f"{path}.tmp")
+        with open(f"{path}.tmp", "wb") as file:
+            torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
+                        "schedule": schedule.state_dict(),  # "scaler": scaler.state_dict(),
+                        "epoch": epoch + 1, "best": best}, file)
+            os.fsync(file.fileno())  # on disk before it replaces the old file
         os.replace(f"{path}.tmp", path)
 
 del model  # it holds the process group

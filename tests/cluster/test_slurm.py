@@ -24,32 +24,47 @@ def scripts(folder, slurm):
     print(*(output.read_text() for output in folder.glob("*.out")))  # which pytest shows where a test has failed
 
 
+def wait_for(host, job, wanted):
+    while wanted not in (state := host.run("scontrol", "show", "job", job)):
+        assert "JobState=FAILED" not in state, Path(f"multinode-{job}.out").read_text()
+        time.sleep(0.1)
+
+
 def test_batch_jobs_go_on_after_the_time_limit_and_after_preemption_a_recipe_at_the_step_where_it_was(slurm):
     host, options = slurm[0], (3, 1, "--device", "cpu", *SMALL)
     batch = "sbatch", "--parsable", "--gpus-per-node=1", "--cpus-per-task=3", "multinode.sbatch"
     jobs = [host.run(*batch, *script, *options, **first(before))
             for script, before in (([], HELD), (["recipes.preempt"], TILL_A_SIGNAL + SAVES_SLOWLY))]
 
-    def wait_for(job, wanted):
-        while wanted not in (state := host.run("scontrol", "show", "job", job)):
-            assert "JobState=FAILED" not in state, Path(f"multinode-{job}.out").read_text()
-            time.sleep(0.1)
-
     while not all(Path(name).exists() for name in ("multinode.pt", "waits")):  # and no more is trained without `go`
         time.sleep(0.1)
     host.run("scancel", "--batch", "--signal=USR1", jobs[1])  # as Slurm does, by --signal, before its time runs out
-    wait_for(jobs[1], "Restarts=1")
+    wait_for(host, jobs[1], "Restarts=1")
     assert load("preempt.pt")["total"][1] == 3 * 48  # steps of the second epoch
     host.run("sbatch", "--partition=urgent", "--nodes=2", "--cpus-per-task=6", "--wrap=true")  # of the 8 on each
-    wait_for(jobs[0], "Restarts=1")
+    wait_for(host, jobs[0], "Restarts=1")
     Path("go").touch()
     alone = on_one_device(3)
     for job, name in zip(jobs, ("multinode.pt", "preempt.pt")):
-        wait_for(job, "JobState=COMPLETED")
+        wait_for(host, job, "JobState=COMPLETED")
         said = Path(f"multinode-{job}.out").read_text()
         assert figures(said) == alone and f"{name}: 1 of 3 epochs are done" in said
         assert all(f"{machine.name}: WARNING: it has 2 GPUs, but this job asked for 1: use" in said for machine in slurm)
     assert "cores 3\n" in Path("log.0").read_text()
+
+
+def test_batch_jobs_run_the_script_or_module_that_is_named_and_one_that_is_a_single_process_once(slurm):
+    host, options = slurm[0], (2, 2, "--device", "cpu", *SMALL)
+    shutil.copy("multinode.py", "train.py")
+    named = {"train.py": 4, "-m recipes.profiler": 4, "single_gpu.py": 1}
+    jobs = [host.run("sbatch", "--parsable", "--cpus-per-task=2", "multinode.sbatch", *script.split(), *options,
+                     "--checkpoint", f"{processes}-{number}.pt", **first(EXACT))
+            for number, (script, processes) in enumerate(named.items())]
+    alone = on_one_device(2)
+    for job, processes in zip(jobs, named.values()):
+        wait_for(host, job, "JobState=COMPLETED")
+        said = Path(f"multinode-{job}.out").read_text()
+        assert figures(said) == alone and said.count(f"processes: {processes}, ") == 1
 
 
 def test_srun_starts_the_script_itself_and_ends_all_its_tasks(slurm):

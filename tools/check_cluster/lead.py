@@ -15,7 +15,7 @@ def lead(args, server):
     if faults:
         print(f"5. First to fix: {faults[0]}", flush=True)
     elif args.device_was_found and blind:
-        print(f"5. Fine, but DEVICE: CPU on {', '.join(blind)}, where torch sees no GPU", flush=True)
+        print(f"5. Fine, but training would use the CPU: torch sees no GPU on {', '.join(blind)}", flush=True)
     else:
         print("5. Fine.", flush=True)
     for process in processes:
@@ -77,6 +77,10 @@ def names(processes):
                      for machine, those in ranks.items())
 
 
+def count(things, one, several):
+    return f"{len(things)} {one if len(things) == 1 else several}"
+
+
 def end_part(faults, good):
     for fault in faults:
         print(f"   NOT GOOD: {fault}", flush=True)
@@ -111,7 +115,8 @@ def who_is_here(args, processes, first):
     for each in first:
         those = names(process for process in processes if process["machine"] == each["machine"])
         facts = ", ".join(f"{name}: {value}" for name, value in [*each["alike"].items()][:4])
-        print(f"   {those}, {each['address']}, {facts}, network: {each['speed']:g} Gbit/s")
+        speed = f", network: {each['speed']:g} Gbit/s" if each["speed"] else ""  # if the card states one
+        print(f"   {those}, {each['address']}, {facts}{speed}")
     faults = []
     if len(processes) < args.processes:
         faults.append(f"{args.machines - len(first)} of {args.machines} machines, {args.processes - len(processes)} of "
@@ -122,7 +127,7 @@ def who_is_here(args, processes, first):
         if each["address"] is None:
             faults.append(f"{each['machine']} cannot resolve its own name to an IPv4 address, as gloo must: add it to /etc/hosts "
                           f"there, or try GLOO_SOCKET_IFNAME with the interface of {each['card']}")
-    return end_part(faults, f"{len(processes)} processes, {len(first)} machines")
+    return end_part(faults, f"{count(processes, 'process', 'processes')} on {count(first, 'machine', 'machines')}")
 
 
 def what_differs(processes, first, answers):
@@ -148,7 +153,7 @@ def who_reaches_whom(first, answers):
         for other, obstacle in zip(first, answers[one["rank"]]["obstacles"]):
             if obstacle and one is not other:
                 faults.append(f"{one['machine']} cannot reach {other['machine']} at {other['address']}: {obstacle}")
-    return end_part(faults, "each machine reaches each other one")
+    return end_part(faults, "each machine reaches all others")
 
 
 def groups_to_measure(processes, first):

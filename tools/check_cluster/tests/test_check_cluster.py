@@ -46,7 +46,7 @@ def test_three_machines_are_fine_where_they_are_slow_or_have_no_gpu(hosts):
     env = {**first(FORKED), "GLOO_SOCKET_IFNAME": "eth0"}
     jobs = [*(host.start(*line, **env) for host in hosts), b.start(*UNSHARED, 'hostname third && exec "$@"', "-", *line, **env)]
     end(jobs, 0, rf"ranks 2, 3 on {b.name}, {b.address}, device: cpu", f"within {a.name}: latency .* ms, bus bandwidth",
-        f"^5. Fine, but DEVICE: CPU on {a.name}, {b.name}, third, where torch sees no GPU",
+        f"^5. Fine, but training would use the CPU: torch sees no GPU on {a.name}, {b.name}, third",
         rf"remark: {a.name} - {b.name}: 0\.\d+ of 10 Gbit/s", rf"remark: third - {a.name}: ")  # the last one with the first
 
 
