@@ -152,7 +152,7 @@ def test_diffs_are_those_of_the_files():
     ("docs/recipes.md", "<!-- diff multigpu_torchrun.py recipes/bf16.py .*", "", "recipes.md does not show recipes/bf16.py"),
     ("docs/diffs.md", "def main -->", "def fit -->", "no hunk has def fit: name other code in its place"),
     ("docs/diffs.md", "`local_rank` is", "`torch.compile` is", "this names code that no hunk has"),
-    ("docs/diffs.md", r"(?s)\*\*`all_reduce`.*?`total`", "It adds it", "of several hunks this explains one: name code that shows which")])
+    ("docs/diffs.md", r"(?s)\*\*`all_reduce`.*?`total`", "It adds it", "of several hunks this explains one: name code")])
 def test_render_says_what_is_behind_or_missing_and_which_reason_has_lost_its_code(tmp_path, files, old, new, says):
     copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=shutil.ignore_patterns(".*"))
     for file in copy.rglob(files):
