@@ -84,6 +84,15 @@ for samples in (9, 8, 2):  # the last part is empty
     check(model, alone)
     torch.testing.assert_close(shown, whole.detach())
 """,
+    "a_mean_with_class_weights_and_padding": f"""
+alone, inputs, labels, weight = nn.Linear(4, 5), torch.randn(12, 4), torch.randint(5, (12,)), torch.rand(5)
+labels[5:8] = -100
+model = DDP(copy.deepcopy(alone))
+F.cross_entropy(alone(inputs), labels, weight).backward()
+scores, labels = model(inputs[rank::world_size]), labels[rank::world_size]
+{block("count = weight")}
+check(model, alone)
+""",
     "a_ratio_of_sums_and_a_gradient_penalty": f"""
 inputs, masks = torch.randn(13, 4, requires_grad=True), torch.randint(2, (13, 1)).double()
 alone = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), nn.Sigmoid())
