@@ -42,10 +42,12 @@ def batch_on_device(batch):
 def count_targets(batch):  # without padding
     return (batch["labels"][:, 1:] != -100).sum()
 
-def summed_loss(model, batch):  # shifted by one, as Hugging Face's causal models do
-    # with torch.autocast(device.type, torch.bfloat16): around both lines
+def loss_and_correct(model, batch):  # sums; shifted by one, as in Hugging Face's causal models
+    # with torch.autocast(device.type, torch.bfloat16): around these lines
     scores = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
-    return F.cross_entropy(scores.flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum")
+    scores, targets = scores.flatten(0, 1), batch["labels"][:, 1:].flatten()
+    loss = F.cross_entropy(scores, targets, reduction="sum")
+    return loss, (scores.argmax(dim=1) == targets).sum()
 
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -71,25 +73,25 @@ model = CausalModel().to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, total_iters=max_steps)
 
-path, step = "run.pt", 0
+path, step, best = "run.pt", 0, 0.0
 if os.path.exists(path):
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     schedule.load_state_dict(checkpoint["schedule"])
-    step = checkpoint["step"]
+    step, best = checkpoint["step"], checkpoint["best"]
     print(f"{path}: {step}/{max_steps} steps done")
 
 while step < max_steps:  # once an epoch
     epoch = step // epoch_steps
-    batches = iter(train_loader)
+    epoch_batches = iter(train_loader)
     for step in range(step + 1, min(max_steps, (epoch + 1) * epoch_steps) + 1):
-        parts = [batch_on_device(batch) for batch in itertools.islice(batches, accumulation)]
-        count = sum(count_targets(batch) for batch in parts)
+        batches = [*map(batch_on_device, itertools.islice(epoch_batches, accumulation))]
+        count = sum(count_targets(batch) for batch in batches)
         loss_sum = torch.zeros((), device=device)
         model.train()
-        for batch in parts:
-            loss = summed_loss(model, batch)
+        for batch in batches:
+            loss, _ = loss_and_correct(model, batch)
             (loss / count).backward()
             loss_sum += loss.detach()
         optimizer.step()
@@ -100,14 +102,20 @@ while step < max_steps:  # once an epoch
             print(f"step {step} | loss {(loss_sum / count).item():.4f}")
         if step % eval_steps == 0:
             model.eval()
-            totals = torch.zeros(2, dtype=torch.float64, device=device)
+            totals = torch.zeros(3, dtype=torch.float64, device=device)
             with torch.no_grad():
                 for batch in map(batch_on_device, val_loader):
-                    totals[0] += summed_loss(model, batch)
-                    totals[1] += count_targets(batch)
-            print(f"step {step} | held-out loss {(totals[0] / totals[1]).item():.4f}")
+                    loss, correct = loss_and_correct(model, batch)
+                    totals += torch.stack([loss, correct, count_targets(batch)])
+            loss, accuracy = (totals[:2] / totals[2]).tolist()
+            print(f"step {step} | held-out loss {loss:.4f} | accuracy {accuracy:.2%}")
+            if accuracy > best:
+                best = accuracy
+                torch.save(model.state_dict(), "best.pt")
         if step % save_steps == 0 or step == max_steps:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
-                        "schedule": schedule.state_dict(), "step": step,
-                        "step_samples": step_samples}, f"{path}.tmp")
+            with open(f"{path}.tmp", "wb") as file:
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                            "schedule": schedule.state_dict(), "step": step, "best": best,
+                            "step_samples": step_samples}, file)
+                os.fsync(file.fileno())  # on disk before it replaces the old file
             os.replace(f"{path}.tmp", path)

@@ -46,13 +46,15 @@ def batch_on_device(batch):
 def count_targets(batch):  # without padding
     return (batch["labels"][:, 1:] != -100).sum()
 
-def summed_loss(model, batch):  # shifted by one, as Hugging Face's causal models do
-    # with torch.autocast(device.type, torch.bfloat16): around both lines
+def loss_and_correct(model, batch):  # sums; shifted by one, as in Hugging Face's causal models
+    # with torch.autocast(device.type, torch.bfloat16): around these lines
     scores = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
-    return F.cross_entropy(scores.flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum")
+    scores, targets = scores.flatten(0, 1), batch["labels"][:, 1:].flatten()
+    loss = F.cross_entropy(scores, targets, reduction="sum")
+    return loss, (scores.argmax(dim=1) == targets).sum()
 
-class Rest(DistributedSampler):  # an interrupted epoch goes on where it was
-    done = 0  # samples of this rank
+class ResumableSampler(DistributedSampler):  # a resumed epoch continues where it stopped
+    done = 0  # samples that this rank has trained on in this epoch
     def __iter__(self):
         return itertools.islice(super().__iter__(), self.done, None)
 
@@ -75,17 +77,21 @@ if accelerator and accelerator.type != "mps":  # mps has no collectives
 dist.init_process_group(dist.get_default_backend_for_device(device),
                         device_id=device if device.type != "cpu" else None)
 rank, world_size = dist.get_rank(), dist.get_world_size()
+if rank == 0: print(f"training on {world_size} x {device.type}")
 
 train_set, val_set = make_rows(600, seed=1), make_rows(101, seed=2)
 
-# 2. The data; keep your loaders' other options; batch_size and accumulation: as on your one GPU
+# 2. The data; keep your loaders' other options.
+# Set batch_size and accumulation to your single-GPU values
 step_samples = batch_size * accumulation
-batch_size = min(batch_size, max(1, step_samples // world_size))
-accumulation = step_samples // (batch_size * world_size)
-assert batch_size * accumulation * world_size == step_samples, "change batch_size or accumulation"
-rank_samples = batch_size * accumulation  # of this rank, in one step
-sampler = Rest(train_set, seed=args.seed, drop_last=True)
+assert step_samples % world_size == 0, \
+    f"batch_size x accumulation = {step_samples} must be divisible by {world_size}"
+rank_samples = step_samples // world_size  # of each rank, in one step
+batch_size = max(size for size in range(1, batch_size + 1) if rank_samples % size == 0)
+accumulation = rank_samples // batch_size
+sampler = ResumableSampler(train_set, seed=args.seed, drop_last=True)
 epoch_steps = len(sampler) // rank_samples
+assert epoch_steps > 0, f"{len(train_set)} samples are too few: one step takes {step_samples}"
 train_loader = DataLoader(train_set, batch_size, sampler=sampler)
 val_loader = DataLoader(Subset(val_set, range(rank, len(val_set), world_size)), batch_size)
 
@@ -94,8 +100,8 @@ model = CausalModel().to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, total_iters=max_steps)
 
-# 3. Below your model (on device), optimizer and schedule
-path, step = "run.pt", 0
+# 3. Insert after the lines that create the model (on its device), the optimizer and the schedule
+path, step, best = "run.pt", 0, 0.0
 checkpoint = [torch.load(path, map_location="cpu", weights_only=True)
               if rank == 0 and os.path.exists(path) else None]
 dist.broadcast_object_list(checkpoint)  # others may not see the file
@@ -104,8 +110,9 @@ if checkpoint:
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     schedule.load_state_dict(checkpoint["schedule"])
-    step = checkpoint["step"]
-    assert step_samples == checkpoint["step_samples"], "resume with the same total"
+    step, best = checkpoint["step"], checkpoint.get("best", best)
+    saved = checkpoint.get("step_samples", step_samples)
+    assert saved == step_samples, f"{path} was saved with batch_size x accumulation = {saved}"
     if rank == 0: print(f"{path}: {step}/{max_steps} steps done")
 del checkpoint
 model = DDP(model)
@@ -115,41 +122,47 @@ while step < max_steps:  # once an epoch
     sampler.set_epoch(epoch)
     sampler.done = done * rank_samples
     torch.manual_seed(args.seed + step * world_size + rank)  # for augmentation in loader workers
-    batches = iter(train_loader)
+    epoch_batches = iter(train_loader)
     for step in range(step + 1, min(max_steps, (epoch + 1) * epoch_steps) + 1):
-        torch.manual_seed(args.seed + step * world_size + rank)  # different dropout
-        parts = [batch_on_device(batch) for batch in itertools.islice(batches, accumulation)]
-        count = sum(count_targets(batch) for batch in parts)
+        torch.manual_seed(args.seed + step * world_size + rank)  # each rank draws different dropout
+        batches = [*map(batch_on_device, itertools.islice(epoch_batches, accumulation))]
+        count = sum(count_targets(batch) for batch in batches)
         dist.all_reduce(count)  # the targets of the whole step
         loss_sum = torch.zeros((), device=device)
         model.train()
-        for batch in parts:
-            last = batch is parts[-1]  # before it, gradients only add up
-            with contextlib.nullcontext() if last else model.no_sync():
-                loss = summed_loss(model, batch)
-                (loss * world_size / count).backward()
+        for batch in batches:
+            # DDP averages the gradients in the last backward; before it, they only add up
+            with contextlib.nullcontext() if batch is batches[-1] else model.no_sync():
+                loss, _ = loss_and_correct(model, batch)
+                (loss * world_size / count).backward()  # DDP divides by world_size
             loss_sum += loss.detach()
-        optimizer.step()  # clip before it
+        optimizer.step()  # clip the gradients before this line
         schedule.step()
         optimizer.zero_grad()
 
-        # 4. On all ranks, except what stands below rank == 0
+        # 4. Every rank runs this, except the code under `if rank == 0`
         if step % log_steps == 0:
             dist.all_reduce(loss_sum)
             if rank == 0: print(f"step {step} | loss {(loss_sum / count).item():.4f}")
         if step % eval_steps == 0:
             model.eval()
-            totals = torch.zeros(2, dtype=torch.float64, device=device)
+            totals = torch.zeros(3, dtype=torch.float64, device=device)
             with torch.no_grad():
                 for batch in map(batch_on_device, val_loader):
-                    totals[0] += summed_loss(model.module, batch)
-                    totals[1] += count_targets(batch)
+                    loss, correct = loss_and_correct(model.module, batch)
+                    totals += torch.stack([loss, correct, count_targets(batch)])
             dist.all_reduce(totals)
-            if rank == 0: print(f"step {step} | held-out loss {(totals[0] / totals[1]).item():.4f}")
+            loss, accuracy = (totals[:2] / totals[2]).tolist()
+            if rank == 0: print(f"step {step} | held-out loss {loss:.4f} | accuracy {accuracy:.2%}")
+            if accuracy > best:
+                best = accuracy  # the same on all ranks
+                if rank == 0: torch.save(model.module.state_dict(), "best.pt")
         if rank == 0 and (step % save_steps == 0 or step == max_steps):
-            torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
-                        "schedule": schedule.state_dict(), "step": step,
-                        "step_samples": step_samples}, f"{path}.tmp")
+            with open(f"{path}.tmp", "wb") as file:
+                torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
+                            "schedule": schedule.state_dict(), "step": step, "best": best,
+                            "step_samples": step_samples}, file)
+                os.fsync(file.fileno())  # on disk before it replaces the old file
             os.replace(f"{path}.tmp", path)
 
 del model  # it holds the process group

@@ -10,7 +10,7 @@ from launch import ROOT, after, load, train
 from runs import check
 
 PAIRS = {"waves": ("--epochs", "2", "--batch-size", "48"),
-         "steps": ("--max-steps", "30"),  # in epochs of 25
+         "steps": ("--max-steps", "30", "--batch-size", "9", "--accumulation", "4"),  # for each of three ranks 6 and 2
          "language_model": ("--epochs", "5"),  # after the third its learning rate falls
          "autoencoder": ("--epochs", "2"),
          "stream": ("--samples", "961"),
@@ -46,8 +46,8 @@ def test_waves_ddp_and_steps_ddp_have_the_lines_to_copy():
         assert len(parts) >= 3 and all(part in (ROOT / f"examples/{script}.py").read_text() for part in parts)
 
 
-@pytest.mark.parametrize("pair, done, lines", [("waves", "1/2 epochs", 1), ("steps", "10/30 steps", 3)])
-def test_they_resume_where_rank_0_alone_has_the_checkpoint(pair, done, lines):
+@pytest.mark.parametrize("pair, done, left", [("waves", "1/2 epochs", 1), ("steps", "10/30 steps", 6)])
+def test_they_resume_where_rank_0_alone_has_the_checkpoint(pair, done, left):
     """Within an epoch too, with what dropout would have drawn."""
     Path("script.py").write_text((ROOT / f"examples/{pair}_ddp.py").read_text() + END)
     ran = Path("script.py").resolve(), *PAIRS[pair]
@@ -56,11 +56,18 @@ def test_they_resume_where_rank_0_alone_has_the_checkpoint(pair, done, lines):
     Path("0/first.pt").replace("0/run.pt")
     Path("1/run.pt").write_text("of another run")
     resumed = train(*ran, device=False, before=APART, CUDA_VISIBLE_DEVICES="").stdout.splitlines()
-    assert resumed == [printed[0], f"run.pt: {done} done", *printed[lines + 1:]]
+    assert resumed[-left - 1:] == [f"run.pt: {done} done", *printed[-left:]]
     torch.testing.assert_close(load("0/run.pt"), whole, rtol=0, atol=0)
     one, other = (Path(f"{rank}/log.{rank}").read_text() for rank in (0, 1))
     assert re.findall(r"\[.*", one) == re.findall(r"\[.*", other) != []  # evaluated with the same statistics of BatchNorm
     assert not {*re.findall("seed .*", one)} & {*re.findall("seed .*", other)}  # of dropout
+
+
+@pytest.mark.parametrize("given, says", [
+    (("--accumulation", "7"), "batch_size x accumulation = 28 must be divisible by 3"),
+    (("--batch-size", "200"), "600 samples are too few: one step takes 1200")])
+def test_a_loop_of_steps_says_which_step_cannot_be_split_between_ranks(given, says):
+    assert f"AssertionError: {says}\n" in train("examples/steps_ddp.py", *given, processes=3, device=False, status=1).stderr
 
 
 PARTS = {  # what three ranks do one after the other
@@ -77,6 +84,15 @@ for samples in (9, 8, 2):  # the last part is empty
     check(model, alone)
     torch.testing.assert_close(shown, whole.detach())
 """,
+    "a_mean_with_class_weights_and_padding": f"""
+alone, inputs, labels, weight = nn.Linear(4, 5), torch.randn(12, 4), torch.randint(5, (12,)), torch.rand(5)
+labels[5:8] = -100
+model = DDP(copy.deepcopy(alone))
+F.cross_entropy(alone(inputs), labels, weight).backward()
+scores, labels = model(inputs[rank::world_size]), labels[rank::world_size]
+{block("count = weight")}
+check(model, alone)
+""",
     "a_ratio_of_sums_and_a_gradient_penalty": f"""
 inputs, masks = torch.randn(13, 4, requires_grad=True), torch.randint(2, (13, 1)).double()
 alone = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), nn.Sigmoid())
@@ -92,9 +108,9 @@ for net, rows in ((alone, slice(12)), (model, slice(rank, 12, world_size))):
 check(model, alone)
 """,
     "predictions_gathered_are_those_of_all_samples": f"""
-predictions = [torch.arange(7)[i] for i in range(rank, 7, world_size)]
-{block("all_gather_object(parts, predictions)")}
-assert all(parts[i % world_size][i // world_size] == i for i in range(7))
+predictions = torch.arange(7)[rank::world_size]
+{block("all_gather_object(gathered, predictions.cpu())")}
+assert all(gathered[i % world_size][i // world_size] == i for i in range(7))
 """}
 
 
