@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # keeps Python from aborting at exit
+import torch.distributed.nn  # unused, but without it Python can abort at exit
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP

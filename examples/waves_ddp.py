@@ -7,7 +7,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused; if torch imports it later, Python may abort at exit
+import torch.distributed.nn  # unused, but without it Python can abort at exit
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
