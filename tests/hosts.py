@@ -38,8 +38,8 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
-NodeName={a.name} NodeAddr={a.address} CPUs=8 Gres=gpu:2
-NodeName={b.name} NodeAddr={b.address} CPUs=8 Gres=gpu:2
+NodeName={a.name} NodeAddr={a.address} CPUs=8 Gres=gpu:old:1,gpu:new:1
+NodeName={b.name} NodeAddr={b.address} CPUs=8 Gres=gpu:old:1,gpu:new:1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=all Nodes=ALL Default=YES GraceTime=600
@@ -114,7 +114,7 @@ def slurm(tmp_path_factory):
         (folder / "munge.key").write_bytes(os.urandom(1024))
         (folder / "munge.key").chmod(0o600)
         (folder / "slurm.conf").write_text(CONF.format(a=hosts[0], b=hosts[1], folder=folder))
-        (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")  # torch sees none
+        (folder / "gres.conf").write_text("Name=gpu Type=old File=/dev/null\nName=gpu Type=new File=/dev/zero\n")  # torch sees none
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         patch.setenv("SLURM_CONF", f"{folder}/slurm.conf")
         daemons = []

@@ -5,7 +5,7 @@ from textwrap import indent
 
 import pytest
 import torch
-from chapters import block, in_ranks
+from chapters import CHAPTERS, block, in_ranks
 from launch import ROOT, after, load, train
 from runs import check
 
@@ -15,10 +15,10 @@ PAIRS = {"waves": ("--epochs", "2", "--batch-size", "48"),
          "autoencoder": ("--epochs", "2"),
          "stream": ("--samples", "961"),
          "contrastive": ("--epochs", "2")}
-# Each rank works in a folder of its own, as on a machine of its own, and keeps what is saved first.
-APART = after("torch.nn.Module.eval", "[buffer.sum().item() for buffer in given[0].buffers()]") + after(
-    "torch.nn.Module.train", "'seed', torch.initial_seed()") + after(
-    "os.replace", "os.path.exists('first.pt') or os.link(given[1], 'first.pt')") + """import sys
+KEEPS_THE_FIRST_SAVE = after("os.replace", "os.path.exists('first.pt') or os.link(given[1], 'first.pt')")
+# Each rank works in a folder of its own, as on a machine of its own.
+APART = KEEPS_THE_FIRST_SAVE + after("torch.nn.Module.eval", "[buffer.sum().item() for buffer in given[0].buffers()]") + after(
+    "torch.nn.Module.train", "'seed', torch.initial_seed()") + """import sys
 os.makedirs(os.environ["RANK"], exist_ok=True)
 os.chdir(os.environ["RANK"])
 sys.modules.pop("torch.distributed.nn")  # with which ranks of tests begin
@@ -61,6 +61,21 @@ def test_they_resume_where_rank_0_alone_has_the_checkpoint(pair, done, left):
     one, other = (Path(f"{rank}/log.{rank}").read_text() for rank in (0, 1))
     assert re.findall(r"\[.*", one) == re.findall(r"\[.*", other) != []  # evaluated with the same statistics of BatchNorm
     assert not {*re.findall("seed .*", one)} & {*re.findall("seed .*", other)}  # of dropout
+
+
+def test_each_process_can_read_a_large_checkpoint_itself_by_the_line_that_readme_has_for_it():
+    text = CHAPTERS[ROOT / "README.md"]
+    line = re.search(r"`(checkpoint = \[torch\.load\(.*?)`", text, re.DOTALL)[1].replace("\n  ", " ")
+    text = (ROOT / "examples/waves_ddp.py").read_text()
+    text, count = re.subn(r"checkpoint = \[torch\.load\(.*\n.*\n.*broadcast_object_list.*", line, text)
+    assert count == 1
+    Path("script.py").write_text(text)
+    ran = Path("script.py").resolve(), *PAIRS["waves"]
+    train(*ran, device=False, before=KEEPS_THE_FIRST_SAVE)
+    whole = load("run.pt")
+    Path("first.pt").replace("run.pt")
+    assert "run.pt: 1/2 epochs done\n" in train(*ran, device=False).stdout
+    torch.testing.assert_close(load("run.pt"), whole, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("given, says", [
