@@ -114,7 +114,8 @@ def slurm(tmp_path_factory):
         (folder / "munge.key").write_bytes(os.urandom(1024))
         (folder / "munge.key").chmod(0o600)
         (folder / "slurm.conf").write_text(CONF.format(a=hosts[0], b=hosts[1], folder=folder))
-        (folder / "gres.conf").write_text("Name=gpu Type=old File=/dev/null\nName=gpu Type=new File=/dev/zero\n")  # torch sees none
+        (folder / "gres.conf").write_text(  # torch sees none
+            "Name=gpu Type=old File=/dev/null\nName=gpu Type=new File=/dev/zero\n")
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         patch.setenv("SLURM_CONF", f"{folder}/slurm.conf")
         daemons = []
