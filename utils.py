@@ -265,7 +265,7 @@ def examine_checkpoint(args, kinds):
         done = operator.index(checkpoint["epoch"])  # raises unless it is a whole number
         rates = {group.get("initial_lr", group["lr"])  # initial_lr if there is a schedule
                  for group in checkpoint["optimizer"]["param_groups"]}
-    except pickle.UnpicklingError:  # its text says how to load the file even so
+    except pickle.UnpicklingError:  # its text says how to load the file anyway
         stop(f"{refusal} it holds more than tensors and plain values", 1)
     except Exception as error:
         stop(f"{refusal} truncated, damaged, of another model or not a checkpoint ({error!r})", 1)
