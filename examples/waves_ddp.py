@@ -69,7 +69,7 @@ if rank == 0: print(f"training on {world_size} x {device.type}")
 train_set, val_set = make_waves(2040, seed=1), make_waves(509, seed=2)
 
 # 2. The data; keep your loaders' other options
-assert batch_size % world_size == 0
+assert batch_size % world_size == 0, f"{batch_size} is not divisible by {world_size} processes"
 sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)  # replaces shuffle=True
 train_loader = DataLoader(train_set, batch_size // world_size, sampler=sampler)
 val_loader = DataLoader(Subset(val_set, range(rank, len(val_set), world_size)), batch_size // world_size)
@@ -83,7 +83,8 @@ model = nn.Sequential(
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
 
-# 3. Insert after the lines that create the model (on its device), optimizer and schedule
+# 3. After the lines that create the model (on its device), the optimizer and the schedule;
+# it replaces your lines for resuming, your loop over epochs, and your lines for saving
 path, first_epoch, best = "run.pt", 0, 0.0
 checkpoint = [torch.load(path, map_location="cpu", weights_only=True)
               if rank == 0 and os.path.exists(path) else None]
@@ -102,12 +103,13 @@ if device.type != "cpu":  # BatchNorm over the whole batch
 model = DDP(model)
 
 for epoch in range(first_epoch, epochs):
-    sampler.set_epoch(epoch)  # a new order
+    sampler.set_epoch(epoch)  # otherwise every epoch has the same order
     torch.manual_seed(args.seed + epoch * world_size + rank)  # dropout, augmentation differ by rank
     loss_sum, trained = train(model, train_loader)  # sum of loss.item() * len(targets), samples
     for buffer in model.buffers():  # use rank 0's BatchNorm statistics
         dist.broadcast(buffer, src=0)
-    correct, tested = evaluate(model.module, val_loader)  # correct predictions, samples
+    # The plain model: DDP's forward may wait for other ranks. Correct predictions, and samples:
+    correct, tested = evaluate(model.module, val_loader)
     schedule.step()
 
     # 4. Sums over all ranks
