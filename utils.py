@@ -55,7 +55,7 @@ def synthetic_data():
     return Subset(data, range(train)), Subset(data, range(train, train + held_out))
 
 
-@functools.cache  # check_run and main share it
+@functools.cache  # in a process, check_run and main share it
 def load_data(name, data_dir):
     if name == "synthetic":
         return synthetic_data()
@@ -172,7 +172,7 @@ def plan_spawn(args, gpus):
 
 
 def check_gloo(device):
-    """Ask a group of this process alone whether gloo can send tensors of the device."""
+    """Ask a group of this process alone: torch's table of backends lacks what plug-ins add."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         dist.group.WORLD._get_backend(torch.device(device))
@@ -304,7 +304,6 @@ def save_checkpoint(args, model_state, optimizer_state, epoch, **more):
     try:
         with open(temporary, "wb") as file:
             torch.save(checkpoint, file)
-            file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:

@@ -40,18 +40,18 @@ def make_rows(count, seed):
     return [{name: column[row] for name, column in columns.items()} for row in range(count)]
 
 
-def batch_on_device(batch):
+def batch_on_device(batch, device):
     return {name: value.to(device) for name, value in batch.items()}
 
 def count_targets(batch):  # without padding
     return (batch["labels"][:, 1:] != -100).sum()
 
-def loss_and_correct(model, batch):  # sums; shifted by one, as in Hugging Face's causal models
+def sums(model, batch):  # loss, correct, predictions; shifted as in Hugging Face's causal models
     # with torch.autocast(device.type, torch.bfloat16): around these lines
     scores = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
     scores, targets = scores.flatten(0, 1), batch["labels"][:, 1:].flatten()
     loss = F.cross_entropy(scores, targets, reduction="sum")
-    return loss, (scores.argmax(dim=1) == targets).sum()
+    return loss, (scores.argmax(dim=1) == targets).sum(), (targets != -100).sum()
 
 class ResumableSampler(DistributedSampler):  # a resumed epoch continues where it stopped
     done = 0  # samples that this rank has trained on in this epoch
@@ -110,6 +110,7 @@ if checkpoint:
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     schedule.load_state_dict(checkpoint["schedule"])
+    # if checkpoint["scaler"]: scaler.load_state_dict(checkpoint["scaler"])
     step, best = checkpoint["step"], checkpoint.get("best", best)
     saved = checkpoint.get("step_samples", step_samples)
     assert saved == step_samples, f"{path} was saved with batch_size x accumulation = {saved}"
@@ -125,7 +126,8 @@ while step < max_steps:  # once an epoch
     epoch_batches = iter(train_loader)
     for step in range(step + 1, min(max_steps, (epoch + 1) * epoch_steps) + 1):
         torch.manual_seed(args.seed + step * world_size + rank)  # each rank draws different dropout
-        batches = [*map(batch_on_device, itertools.islice(epoch_batches, accumulation))]
+        batches = [batch_on_device(batch, device)
+                   for batch in itertools.islice(epoch_batches, accumulation)]
         count = sum(count_targets(batch) for batch in batches)
         dist.all_reduce(count)  # the targets of the whole step
         loss_sum = torch.zeros((), device=device)
@@ -133,7 +135,7 @@ while step < max_steps:  # once an epoch
         for batch in batches:
             # DDP averages the gradients in the last backward; before it, they only add up
             with contextlib.nullcontext() if batch is batches[-1] else model.no_sync():
-                loss, _ = loss_and_correct(model, batch)
+                loss, _, _ = sums(model, batch)
                 (loss * world_size / count).backward()  # DDP divides by world_size
             loss_sum += loss.detach()
         optimizer.step()  # clip the gradients before this line
@@ -146,13 +148,14 @@ while step < max_steps:  # once an epoch
             if rank == 0: print(f"step {step} | loss {(loss_sum / count).item():.4f}")
         if step % eval_steps == 0:
             model.eval()
-            totals = torch.zeros(3, dtype=torch.float64, device=device)
+            totals = torch.zeros(4, dtype=torch.float64, device=device)
             with torch.no_grad():
-                for batch in map(batch_on_device, val_loader):
-                    loss, correct = loss_and_correct(model.module, batch)
-                    totals += torch.stack([loss, correct, count_targets(batch)])
+                for batch in val_loader:
+                    batch = batch_on_device(batch, device)
+                    totals += torch.stack([*sums(model.module, batch), count_targets(batch)])
             dist.all_reduce(totals)
-            loss, accuracy = (totals[:2] / totals[2]).tolist()
+            loss_sum, correct, predictions, count = totals.tolist()
+            loss, accuracy = loss_sum / count, correct / predictions
             if rank == 0: print(f"step {step} | held-out loss {loss:.4f} | accuracy {accuracy:.2%}")
             if accuracy > best:
                 best = accuracy  # the same on all ranks
@@ -160,8 +163,8 @@ while step < max_steps:  # once an epoch
         if rank == 0 and (step % save_steps == 0 or step == max_steps):
             with open(f"{path}.tmp", "wb") as file:
                 torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
-                            "schedule": schedule.state_dict(), "step": step, "best": best,
-                            "step_samples": step_samples}, file)
+                            "schedule": schedule.state_dict(),  # "scaler": scaler.state_dict(),
+                            "step": step, "best": best, "step_samples": step_samples}, file)
                 os.fsync(file.fileno())  # on disk before it replaces the old file
             os.replace(f"{path}.tmp", path)
 

@@ -41,9 +41,10 @@ def train_epoch(model, loader, optimizer, device, schedule, ema):
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)  # after DDP's mean
         optimizer.step()
         schedule.step()
-        for average, value in zip(ema.state_dict().values(), model.module.state_dict().values()):
+        values = [*model.parameters(), *model.buffers()]
+        for average, value in zip([*ema.parameters(), *ema.buffers()], values):
             if average.is_floating_point():  # BatchNorm's counter is not
-                average.lerp_(value, 0.01)  # averages about 100 steps; 0.001 for long runs
+                average.detach().lerp_(value.detach(), 0.01)  # about 100 steps; 0.001 for long runs
         total[0] += loss.detach() * len(labels)
         total[1] += len(labels)
     dist.all_reduce(total)

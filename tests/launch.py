@@ -272,5 +272,6 @@ def formats(path):
 def check_equal(path, expected):
     """The weights in two files, where all was done in float64."""
     states = [saved.get("model", saved) for saved in (load(path), load(expected))]
+    assert states[0].keys() == states[1].keys()
     other, one = (torch.cat([tensor.flatten() for tensor in state.values()]) for state in states)
     assert (other - one).norm() <= 1e-9 * one.norm()

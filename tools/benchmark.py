@@ -68,13 +68,13 @@ def count_gpus():
 def jobs_of(args):
     """What a round consists of: name, processes and devices, and how to measure it."""
     jobs = {("single_gpu.py", 1, 1): partial(run, "single_gpu.py", 1, args, args.batch_size)}
-    for script in args.scripts:
-        for n in args.gpus:
-            if script == "dp.py" and n == (count_gpus() or 1):  # it uses all that there are
-                jobs["dp.py" if n == 1 else f"dp.py on {n} GPUs", 1, n] = partial(
-                    run, script, n, args, args.batch_size)
-            elif script not in ("single_gpu.py", "dp.py"):
-                jobs[script, n, n] = partial(run, script, n, args, args.batch_size)
+    if "dp.py" in args.scripts:  # it uses all GPUs that there are
+        n = count_gpus() or 1
+        jobs["dp.py" if n == 1 else f"dp.py on {n} GPUs", 1, n] = partial(
+            run, "dp.py", n, args, args.batch_size)
+    for script in SCRIPTS[2:]:
+        for n in args.gpus if script in args.scripts else []:
+            jobs[script, n, n] = partial(run, script, n, args, args.batch_size)
     for n in sorted({2, max(args.gpus)} & {*args.gpus} - {1}):
         share = args.batch_size // n
         jobs[alone(share), 1, 1] = partial(run, "single_gpu.py", 1, args, share)
