@@ -121,6 +121,18 @@ for net, rows in ((alone, slice(12)), (model, slice(rank, 12, world_size))):
     (net(inputs[rows]).square().mean() + (slope[rows].norm(dim=1) - 1).square().mean()).backward()
 check(model, alone)
 """,
+    "a_weighted_sampler_gives_each_rank_its_share_of_one_order_and_continues_it": f"""
+import itertools
+from torch.utils.data import DistributedSampler
+{re.search(r"class ResumableSampler.*?None\)", block("epoch_steps = len(sampler)"), re.DOTALL)[0]}
+weights = torch.rand(30)
+order = torch.multinomial(weights, 30, replacement=True, generator=torch.Generator().manual_seed(0)).tolist()
+{block("class WeightedSampler")}
+sampler = WeightedSampler(range(30), drop_last=True)
+assert [*sampler] == order[rank::world_size]
+sampler.done = 4
+assert [*sampler] == order[rank::world_size][4:]
+""",
     "predictions_gathered_are_those_of_all_samples": f"""
 predictions = torch.arange(7)[rank::world_size]
 {block("all_gather_object(gathered, predictions.cpu())")}
