@@ -84,6 +84,7 @@ def test_a_loop_of_steps_says_which_step_cannot_be_split_between_ranks(given, sa
     assert f"AssertionError: {says}\n" in train("examples/steps_ddp.py", *given, processes=3, device=False, status=1).stderr
 
 
+RESUMABLE = re.search(r"class ResumableSampler.*?None\)", block("epoch_steps = len(sampler)"), re.DOTALL)[0]
 PARTS = {  # what three ranks do one after the other
     "unequal_and_empty_parts_and_what_is_done_with_ddps_result": f"""
 net = nn.Linear(4, 4)
@@ -124,7 +125,7 @@ check(model, alone)
     "a_weighted_sampler_gives_each_rank_its_share_of_one_order_and_continues_it": f"""
 import itertools
 from torch.utils.data import DistributedSampler
-{re.search(r"class ResumableSampler.*?None\)", block("epoch_steps = len(sampler)"), re.DOTALL)[0]}
+{RESUMABLE}
 weights = torch.rand(30)
 order = torch.multinomial(weights, 30, replacement=True, generator=torch.Generator().manual_seed(0)).tolist()
 {block("class WeightedSampler")}
