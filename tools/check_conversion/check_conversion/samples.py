@@ -1,10 +1,14 @@
-"""Which samples a step was made of, in both runs: the same, fewer, others, or other values."""
+"""Which samples a step was made of, in both runs: the same, fewer, others, or other values; and how the ranks' losses make
+up the original's."""
+import bisect
 import itertools
 import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-SAME = 1e-5  # two checksums, of the largest: samples that nothing but rounding parts
+from check_conversion.measure import KINDS
+
+SAME = KINDS["fed"].floor
 
 
 class Relation(Enum):
@@ -68,8 +72,7 @@ def relate(original, ranks):
     share = found / max(len(original), len(together))
     if found == len(original) == len(together):
         return Relation.SAME, 1
-    if len(ranks) > 1 and all(len(rank) == len(original) == matched(rank, original)
-                              for rank in ranks):
+    if len(ranks) > 1 and all(len(rank) == len(original) == matched(rank, original) for rank in ranks):
         return Relation.WHOLE, 1
     if len(ranks) > 1 and all(len(rank) == matched(rank, ranks[0]) for rank in ranks):
         return Relation.ALIKE, share
@@ -83,48 +86,51 @@ def relate(original, ranks):
     return Relation.OTHERS, share
 
 
+def fed(step, name):
+    return [one for known, one in step.get("fed", []) if known == name]
+
+
 def checksums(step, name, axis):
-    return [number for fed in step.fed if fed.name == name for number in getattr(fed, axis)]
+    return [number for one in fed(step, name) for number in getattr(one, axis)]
 
 
 def of_argument(name, step, shares):
     """By whichever dimension the samples are told apart: a list's elements, rows or columns."""
-    found = {axis: relate(checksums(step, name, axis),
-                          [checksums(share, name, axis) for share in shares])
+    found = {axis: relate(checksums(step, name, axis), [checksums(share, name, axis) for share in shares])
              for axis in ("one", "rows", "columns")}
     best = max(found, key=lambda axis: (found[axis][0] != Relation.UNKNOWN, found[axis][1]))
     return best, found[best][0]
 
 
 def shapes(step):
-    return " and ".join(sorted({str(fed.shape) for fed in step.fed if fed.shape})) or "nothing"
-
-
-def names_in(step):
-    return dict.fromkeys(fed.name for fed in step.fed)
+    return " and ".join(sorted({str(one.shape) for one in step.all("fed") if one.shape})) or "nothing"
 
 
 def calls(step, name):
-    return sum(fed.name == name for fed in step.fed if not fed.one)
+    return sum(not one.one for one in fed(step, name))
 
 
 def same_twice(step, nudged):
     """Arguments in which rounding, through the weights, has changed nothing yet."""
-    return [name for name in names_in(step)
+    return [name for name in step.named("fed")
             if of_argument(name, step, [nudged])[1] in (Relation.SAME, Relation.UNKNOWN)]
+
+
+def names_apart(step, nudged):
+    """Arguments that are other ones when the original runs again."""
+    return [name for name in step.named("fed") if name not in same_twice(step, nudged)]
 
 
 def compare(step, nudged, shares, steps, name):
     """The samples of a step; steps: all of the original's, name: its script's."""
     names = [argument for argument in same_twice(step, nudged)
-             if all(argument in names_in(share) for share in shares)]
+             if all(argument in share.named("fed") for share in shares)]
     sizes = f"{name} was fed {shapes(step)}, the ranks {', '.join(map(shapes, shares))}"
     if not names:
         return Samples(sizes=sizes)
     relations = {argument: relation_of(argument, step, shares, steps) for argument in names}
     # What all samples share, a graph perhaps, says nothing beside what they do not.
-    telling = [argument for argument in names if relations[argument] not in (
-        Relation.WHOLE, Relation.UNKNOWN)]
+    telling = [argument for argument in names if relations[argument] not in (Relation.WHOLE, Relation.UNKNOWN)]
     wrong = [argument for argument in telling if relations[argument] != Relation.SAME]
     chosen = (wrong or telling or names)[0]
     axis, _ = of_argument(chosen, step, shares)
@@ -142,15 +148,15 @@ def mispaired(names, step, shares):
     found = {name: checksums(step, name, axis) for name, axis in axes.items()}
     distinct = [name for name in names if len({*found[name]}) == len(found[name])]
     for key, name in itertools.product(distinct[:1], names):
-        places = {number: place for place, number in enumerate(found[key])}
+        if len(found[key]) != len(found[name]):
+            continue
+        known = sorted(zip(found[key], found[name]))
+        close = SAME * max(map(abs, found[name]))
         for share in shares:
-            ours = [checksums(share, one, axes[one]) for one in (key, name)]
-            if len(ours[0]) != len(ours[1]) or len(found[key]) != len(found[name]):
-                continue
-            close = SAME * max(map(abs, found[name]))
-            for number, other in zip(*ours):
-                place = places[min(places, key=lambda known: abs(known - number))]
-                if abs(found[name][place] - other) > close:
+            for number, other in zip(*(checksums(share, one, axes[one]) for one in (key, name))):
+                place = bisect.bisect(known, (number,))
+                nearest = min(known[max(place - 1, 0):place + 1], key=lambda pair: abs(pair[0] - number))
+                if abs(nearest[1] - other) > close:
                     return name, key
     return ()
 
@@ -169,13 +175,13 @@ def relation_of(argument, step, shares, steps):
 
 def padded_otherwise(argument, step, shares):
     """Parts are as wide as their longest sample: tokens[:, :-1] cuts that one alone."""
-    widths = {frozenset(tuple(fed.shape[1:]) for fed in one.fed if fed.name == argument) for one in (step, *shares)}
+    widths = {frozenset(tuple(one.shape[1:]) for one in fed(each, argument)) for each in (step, *shares)}
     ours = [number for share in shares for number in checksums(share, argument, "rows")]
     return len(widths) > 1 and matched(checksums(step, argument, "rows"), ours) > 0.5 * len(ours)
 
 
 def whole_numbers(step, name):
-    return any(fed.whole_numbers for fed in step.fed if fed.name == name)
+    return any(one.whole_numbers for one in fed(step, name))
 
 
 def found_elsewhere(name, axis, shares, steps):
@@ -186,19 +192,18 @@ def found_elsewhere(name, axis, shares, steps):
 
 
 def losses(step, shares, samples):
-    whole, parts = sum(step.losses), [sum(share.losses) for share in shares]
-    if not step.losses or not all(share.losses for share in shares) or not math.isfinite(whole):
+    whole, parts = sum(step.all("loss")), [sum(share.all("loss")) for share in shares]
+    if not all(one.all("loss") for one in (step, *shares)) or not math.isfinite(whole):
         return Losses.UNKNOWN
 
     def is_whole(value):
-        return math.isclose(value, whole, rel_tol=1e-5, abs_tol=1e-12)
+        return math.isclose(value, whole, rel_tol=KINDS["loss"].floor, abs_tol=1e-12)
     if all(map(is_whole, parts)):
         return Losses.EACH
     if is_whole(sum(parts) / len(parts)):
         return Losses.MEAN
     if is_whole(sum(parts)):
         return Losses.SUM
-    if sum(samples.ranks) and is_whole(
-            sum(map(math.prod, zip(samples.ranks, parts))) / sum(samples.ranks)):
+    if sum(samples.ranks) and is_whole(sum(map(math.prod, zip(samples.ranks, parts))) / sum(samples.ranks)):
         return Losses.MEAN_OF_SAMPLES
     return Losses.OTHER

@@ -1,7 +1,13 @@
 """What the check says."""
 from dataclasses import dataclass, field
 
+# The chapter that says what to do, and its headings: all that a verdict cites.
 CHAPTER = "docs/your_own_script.md"
+(DECISIONS, RANDOM_NUMBERS, LOAD_FIRST, THROUGH_DDP, TWO_ROUTES, STEPS, SUMS, VARY, PAIRS, HAS, FIGURES, BY_ALL, SAVING,
+ HANGS, ERRORS, END, CHECK_IT) = (
+    "Decisions", "Random numbers", "Load first, then DDP", "Training goes through DDP", "Two routes", "Loops of steps",
+    "Sums and unequal parts", "Errors that vary", "Losses over pairs", "What your script has", "Printed figures",
+    "Printed by all ranks", "Saving", "Hangs", "Errors", "The end of a run", "Check it")
 
 
 class CannotSay(Exception):
@@ -11,9 +17,8 @@ class CannotSay(Exception):
 @dataclass
 class Fault:
     text: str
-    heading: str  # of the chapter, which says what to do
+    heading: str
     step: int = 0
-    unknown: bool = False  # it keeps the check from seeing more, and is none
     measured: bool = False  # it rests on how far two figures are apart
 
     def __str__(self):
@@ -23,16 +28,6 @@ class Fault:
 
 
 @dataclass
-class Compared:
-    """One part of the verdict: what was found the same, and what was not."""
-    said: str = ""
-    count: str = ""  # what was compared: "12 lines"
-    faults: list = field(default_factory=list)
-    remarks: list = field(default_factory=list)
-    whole: bool = True  # nothing was left out
-
-
-@dataclass
 class Verdict:
     status: int  # 0: the same; 1: not the same
-    lines: list
+    lines: list = field(default_factory=list)

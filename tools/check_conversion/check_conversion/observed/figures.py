@@ -1,22 +1,22 @@
-"""Notes the figures for TensorBoard and wandb and the last state of each of tqdm's bars, once a script
-has imported one of these packages."""
+"""Notes the figures for TensorBoard and wandb and the last state of each of tqdm's bars, once a script has imported one
+of these packages."""
 import contextlib
 import functools
 import importlib.machinery
 import sys
 
-from check_conversion.observed import notes
-from check_conversion.protocol import Bar, Logged
+from check_conversion.observed.process import note
+from check_conversion.observed.steps import wrap
 
 
-def note_figures(to, prefix, figures, step=None):
+def note_figures(to, figures, step=None):
     for name, value in figures.items():
         if isinstance(value, dict):
-            note_figures(to, f"{prefix}{name}/", value, step)
+            note_figures(to, {f"{name}/{key}": one for key, one in value.items()}, step)
             continue
         with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
             number = value if isinstance(value, (int, float)) else value.item()  # of one element
-            notes.note(Logged(to, f"{prefix}{name}", float(number), step))
+            note("figure", f"{to}: {name}", (float(number), step))
 
 
 def step_of(given, options):
@@ -25,47 +25,49 @@ def step_of(given, options):
 
 
 def change_tensorboard(module):
-    one, many = module.SummaryWriter.add_scalar, module.SummaryWriter.add_scalars
+    def one(add_scalar):
+        def add_and_note(writer, tag, scalar_value, *given, **options):
+            note_figures("TensorBoard", {tag: scalar_value}, step_of(given, options))
+            return add_scalar(writer, tag, scalar_value, *given, **options)
+        return add_and_note
 
-    def add_scalar(writer, tag, scalar_value, *given, **options):
-        note_figures("TensorBoard", "", {tag: scalar_value}, step_of(given, options))
-        return one(writer, tag, scalar_value, *given, **options)
-
-    def add_scalars(writer, main_tag, tag_scalar_dict, *given, **options):
-        note_figures("TensorBoard", f"{main_tag}/", tag_scalar_dict, step_of(given, options))
-        return many(writer, main_tag, tag_scalar_dict, *given, **options)
-    module.SummaryWriter.add_scalar, module.SummaryWriter.add_scalars = add_scalar, add_scalars
-
-
-def noting(log):
-    """wandb.log calls the run's own: what is logged once counts once."""
-    @functools.wraps(log)
-    def logged(data, *given, **options):
-        if not (noting.under_way or noting.disabled):
-            note_figures("wandb", "", data, step_of(given, options))
-        noting.under_way += 1
-        try:
-            return log(data, *given, **options)
-        finally:
-            noting.under_way -= 1
-    return logged
+    def many(add_scalars):
+        def add_and_note(writer, main_tag, tag_scalar_dict, *given, **options):
+            note_figures("TensorBoard", {main_tag: tag_scalar_dict}, step_of(given, options))
+            return add_scalars(writer, main_tag, tag_scalar_dict, *given, **options)
+        return add_and_note
+    wrap(module.SummaryWriter, "add_scalar", one)
+    wrap(module.SummaryWriter, "add_scalars", many)
 
 
 def change_wandb(module):
-    if not hasattr(module, "init") or not hasattr(module, "log"):
-        return  # a module of the user's own, perhaps
-    noting.under_way, noting.disabled = 0, False
-    init = module.init
+    """wandb.log calls the run's own: what is logged once counts once."""
+    under_way, disabled = [], []
 
-    @functools.wraps(init)
-    def start(*given, **options):
-        run = init(*given, **options)
-        noting.disabled = options.get("mode") == "disabled"  # on all ranks but one, perhaps
-        if hasattr(run, "log"):
-            run.log = noting(run.log)
+    def noting(log):
+        @functools.wraps(log)
+        def log_and_note(data, *given, **options):
+            if not (under_way or disabled):
+                note_figures("wandb", data, step_of(given, options))
+            under_way.append(True)
+            try:
+                return log(data, *given, **options)
+            finally:
+                under_way.pop()
+        return log_and_note
+
+    def starting(init):
+        def start(*given, **options):
+            run = init(*given, **options)
+            disabled[:] = [True] * (options.get("mode") == "disabled")  # on all ranks but one, perhaps
+            if hasattr(run, "log"):
+                run.log = noting(run.log)
+            module.log = noting(module.log)
+            return run
+        return start
+    if hasattr(module, "init") and hasattr(module, "log"):  # else a module of the user's own, perhaps
+        wrap(module, "init", starting)
         module.log = noting(module.log)
-        return run
-    module.init, module.log = start, noting(module.log)
 
 
 def state(bar):
@@ -77,20 +79,18 @@ def state(bar):
 
 def change_tqdm(module):
     """tqdm.std, whose bars all others inherit from."""
-    close = module.tqdm.close
+    def closing(close):
+        def close_and_note(bar):
+            if not getattr(bar, "disable", True):  # closing it again, it is disabled
+                with contextlib.suppress(AttributeError):  # it was never whole
+                    note("bar", "", state(bar))
+            return close(bar)
+        return close_and_note
+    wrap(module.tqdm, "close", closing)
 
-    @functools.wraps(close)
-    def close_and_note(bar):
-        if not getattr(bar, "disable", True):  # closing it again, it is disabled
-            with contextlib.suppress(AttributeError):  # it was never whole
-                notes.note(Bar(state(bar)))
-        return close(bar)
-    module.tqdm.close = close_and_note
 
-
-CHANGED = {"torch.utils.tensorboard.writer": change_tensorboard, "wandb": change_wandb,
-           "tensorboardX.writer": change_tensorboard,
-           "tqdm.std": change_tqdm}
+CHANGES = {"torch.utils.tensorboard.writer": change_tensorboard, "tensorboardX.writer": change_tensorboard,
+           "wandb": change_wandb, "tqdm.std": change_tqdm}
 
 
 class Finder:
@@ -98,9 +98,9 @@ class Finder:
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name not in CHANGED:
+        if name not in CHANGES:
             return None
-        change = CHANGED.pop(name)  # and so it is not asked again
+        change = CHANGES.pop(name)  # and so it is not asked again
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec and spec.loader:
             execute = spec.loader.exec_module
@@ -112,7 +112,7 @@ class Finder:
         return spec
 
 
-def install(settings):
-    for name in CHANGED.keys() & sys.modules.keys():  # torch has imported it
-        CHANGED.pop(name)(sys.modules[name])
+def install():
+    for name in CHANGES.keys() & sys.modules.keys():  # torch has imported it
+        CHANGES.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, Finder)

@@ -1,0 +1,271 @@
+"""What makes two runs comparable: nothing is drawn by dropout, all is computed in float64, BatchNorm is that of the
+whole batch; and what differs on purpose in the second run of the original, rounding and clocks."""
+import os
+import sys
+import time
+import weakref
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._pytree import tree_map
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from check_conversion.observed import process, steps
+from check_conversion.observed.process import note, note_once, settings
+from check_conversion.observed.steps import wrap
+
+# No dropout, by whatever name, and no autocast.
+
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+held = weakref.WeakKeyDictionary()  # modules that hand their dropout on, and what it was
+
+
+def note_dropout(p):
+    if p > 0 and torch.is_grad_enabled():
+        note_once("switch", f"dropout of {p:g}", False)
+
+
+def drop_nothing(drop):
+    def no_dropout(input, p=0.5, training=True, inplace=False):
+        if not training:
+            return input
+        note_dropout(p)
+        return input if inplace or not p else input.clone()  # which may be changed in place
+    return no_dropout
+
+
+def attend_to_all(attend):
+    def attend_without(query, key, value, attn_mask=None, dropout_p=0.0, *given, **options):
+        note_dropout(dropout_p)
+        return attend(query, key, value, attn_mask, 0.0, *given, **options)
+    return attend_without
+
+
+def keep_all(bernoulli):
+    """Stochastic depth is a dropout of whole samples."""
+    def keep(tensor, p=0.5, *given, **options):
+        if steps.in_forward and isinstance(p, float):
+            note_dropout(1 - p)
+            return tensor.fill_(1)
+        return bernoulli(tensor, p, *given, **options)
+    return keep
+
+
+def hold_dropout(module, given):
+    """Before each forward: RNNs and attention hand it on to C++."""
+    if isinstance(getattr(module, "dropout", None), float):
+        note_dropout(held.setdefault(module, module.dropout) if module.training else 0)
+        module.dropout = 0.0
+
+
+def make_without(make):
+    def make_and_turn_off(context, device_type, dtype=None, enabled=True, cache_enabled=None):
+        make(context, device_type, dtype, enabled, cache_enabled)
+        less = str(dtype or torch.get_autocast_dtype(device_type)).removeprefix("torch.")
+        context.switch = (f"autocast in {less}", not context._enabled) if enabled else None
+        context._enabled = False
+    return make_and_turn_off
+
+
+def enter_and_note(enter):
+    def enter_noted(context):
+        if torch.is_grad_enabled() and getattr(context, "switch", None):
+            note_once("switch", *context.switch)
+        return enter(context)
+    return enter_noted
+
+
+# Float64.
+
+def in_float64(value):
+    return value.double() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
+
+
+def feed_in_float64(module, given):
+    """What a layer is given, where data have a precision of their own."""
+    if any(one is not None and one.dtype == torch.float64 for one in module._parameters.values()):
+        return tuple(map(in_float64, given))
+    return None
+
+
+def load_in_float64(next_batch):
+    def next_in_float64(iterator):
+        return tree_map(in_float64, next_batch(iterator))
+    return next_in_float64
+
+
+def convert_to_float64(convert):
+    def to(tensor, *given, **options):
+        given = [torch.float64 if one is torch.float32 else one for one in given]
+        if options.get("dtype") is torch.float32:
+            options["dtype"] = torch.float64
+        return convert(tensor, *given, **options)
+    return to
+
+
+def check_precision(backward):
+    """Until the first step: nothing behind a loss may compute in less, where rounding would be larger than what is
+    measured."""
+    def check_and_go(tensors, *given, **options):
+        waiting, seen = [one.grad_fn for one in ([tensors] if isinstance(tensors, torch.Tensor) else tensors)], set()
+        while waiting and not process.steps:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            for output in node._input_metadata:
+                if output.dtype in (torch.float32, torch.float16, torch.bfloat16):
+                    note("float32", f"{node.name()} computes in {output.dtype}")
+                    os._exit(1)
+            waiting += [one for one, _ in node.next_functions]
+        return backward(tensors, *given, **options)
+    return check_and_go
+
+
+def compute_in_float64():
+    torch.set_default_dtype(torch.float64)
+    torch.Tensor.float = torch.Tensor.double
+    wrap(torch.Tensor, "to", convert_to_float64)
+    wrap(_BaseDataLoaderIter, "__next__", load_in_float64)
+    wrap(torch.autograd, "backward", check_precision)
+    torch.nn.modules.module.register_module_forward_pre_hook(feed_in_float64)
+
+
+# BatchNorm: over the whole batch, on CPUs too; or its statistics stand still.
+
+class Sum(torch.autograd.Function):
+    """Over the ranks, in which each rank's loss depends on the sum."""
+
+    @staticmethod
+    def forward(ctx, mine, group):
+        ctx.group = group
+        whole = mine.clone()
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.contiguous().clone()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+def normalize_together(input, running_mean, running_var, weight, bias, momentum, eps, group):
+    """By mean and variance of what all ranks have; ranks may have unequally much."""
+    dims = [dim for dim in range(input.dim()) if dim != 1]
+    shape = [1, -1] + [1] * (input.dim() - 2)
+    exact = input.double()
+    count = exact.new_full((1,), input.numel() // input.shape[1])
+    sums = Sum.apply(torch.cat([exact.sum(dims), exact.square().sum(dims), count]), group)
+    mean, square = (sums[:-1] / sums[-1]).chunk(2)
+    variance = (square - mean.square()).clamp(min=0)
+    if running_mean is not None:
+        with torch.no_grad():
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            unbiased = variance * sums[-1] / (sums[-1] - 1)
+            running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+    result = ((exact - mean.view(shape)) * (variance + eps).rsqrt().view(shape)).to(input.dtype)
+    result = result if weight is None else result * weight.view(shape)
+    return result if bias is None else result + bias.view(shape)
+
+
+synchronising = []  # the process group of the SyncBatchNorm that is under way
+
+
+def normalize_as_asked(normalize):
+    """All BatchNorm comes here but SyncBatchNorm on GPUs."""
+    def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        if training and settings.batchnorm == "rank" and running_mean is not None:
+            note_once("batchnorm", "frozen")
+            F._verify_batch_size(input.size())
+            return normalize(input, running_mean, running_var, weight, bias, False, 0, eps)
+        if training and several and (synchronising or settings.batchnorm == "sync"):
+            note_once("batchnorm", "synchronised")
+            return normalize_together(input, running_mean, running_var, weight, bias, momentum, eps,
+                                      synchronising[0] if synchronising else None)
+        if training and several:
+            note_once("batchnorm", "plain")
+            os._exit(1)  # until the user has said what it is to be
+        return normalize(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    return batch_norm
+
+
+def synchronise(forward):
+    def normalize(module, input):
+        if input.device.type != "cpu" and settings.batchnorm != "rank":
+            note_once("batchnorm", "synchronised")
+            return forward(module, input)
+        synchronising.append(module.process_group)
+        try:
+            return _BatchNorm.forward(module, input)
+        finally:
+            synchronising.clear()
+    return normalize
+
+
+# The second run of the original. What comes of its rounding is the measure; what moves with its clocks is a time.
+
+FASTER = 1000  # times, for lines of the script, so that a short time moves too
+begun = weakref.WeakSet()  # optimizers whose weights have moved
+to_nudge = torch.Generator().manual_seed(0)
+
+
+@torch.no_grad()
+def nudge(optimizer, *_):
+    begun.add(optimizer)
+    for parameter in steps.parameters_of(optimizer):
+        if torch.nn.parameter.is_lazy(parameter):  # it has no values before the first forward
+            continue
+        eps = torch.finfo(parameter.dtype).eps
+        moves = torch.randn(parameter.shape, generator=to_nudge, device="cpu", dtype=torch.float64)
+        parameter.mul_((1 + eps * moves).to(parameter.device, parameter.dtype))
+
+
+def nudge_first(*_):
+    """Before the first forward in training."""
+    if torch.is_grad_enabled():
+        for optimizer in [*steps.optimizers]:
+            if optimizer not in begun:
+                nudge(optimizer)
+
+
+def run_faster(clock):
+    """A clock that runs otherwise for lines of the script; packages may wait until a time has come."""
+    began = clock()
+
+    def read():
+        now = clock()
+        by_script = sys._getframe(1).f_code.co_filename.startswith(settings.copy)
+        return now + FASTER * (now - began) if by_script else now
+    return read
+
+
+def be_second_run():
+    """The time of day differs by its time zone, see running.py."""
+    register_optimizer_step_post_hook(nudge)  # after the weights have been noted
+    torch.nn.modules.module.register_module_forward_pre_hook(nudge_first)
+    for name in ("time", "perf_counter", "monotonic", "process_time"):
+        wrap(time, name, run_faster)
+
+
+def install():
+    for name in DROPOUTS:
+        if hasattr(F, name):
+            wrap(F, name, drop_nothing)
+    wrap(F, "scaled_dot_product_attention", attend_to_all)
+    wrap(torch.Tensor, "bernoulli_", keep_all)
+    torch.nn.modules.module.register_module_forward_pre_hook(hold_dropout)
+    wrap(torch.autocast, "__init__", make_without)
+    wrap(torch.autocast, "__enter__", enter_and_note)
+    wrap(F, "batch_norm", normalize_as_asked)
+    wrap(SyncBatchNorm, "forward", synchronise)
+    DistributedDataParallel._passing_sync_batchnorm_handle = lambda *_: None  # refuses CPUs
+    if settings.float64:
+        compute_in_float64()
+    if settings.nudged:
+        be_second_run()

@@ -1,0 +1,193 @@
+"""What passes between the check and the processes that it observes: the settings, and a stream of records.
+
+The check starts each command with `start/` on PYTHONPATH, so that each Python process of it installs `observed/`, and
+with one environment variable, CHECK_CONVERSION: the file of the Settings, as JSON, in the folder of records. There each
+process writes, under its process id,
+
+    PID.notes    its records, pickled one after the other
+    PID.alive    touched while it computes
+    PID.stdout   what a rank prints, so that lines of two ranks do not mix
+    PID.errors   what its own lines write to stderr, beside what packages write there
+    PID.stack    where it is, on SIGUSR2
+    PID.rank     the rank that a launcher started it as
+
+and the check has stdout and stderr of the command itself written there.
+"""
+import collections
+import dataclasses
+import json
+import os
+import pickle
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+VARIABLE = "CHECK_CONVERSION"
+
+
+@dataclass
+class Settings:
+    """What an observed process is told."""
+    records: str  # the folder of records
+    home: str  # all that the check makes lies below: it may be written
+    temporary: str  # below it too: where tempfile writes
+    root: str  # of the copy: beside the copy it links to what lies around the user's folder
+    copy: str  # of the user's folder: where the script works
+    protected: list  # the user's own folders, which nothing may change
+    intervene: bool = True  # what makes two scripts comparable: no dropout, one order of the samples, …
+    nudged: bool = False  # the original's second run: weights moved by one rounding, other clocks
+    float64: bool = True
+    batchnorm: str = ""  # what plain BatchNorm is on several ranks: "sync", "rank", or not known yet
+
+    @classmethod
+    def given(cls):
+        return cls(**json.loads(Path(os.environ[VARIABLE]).read_text()))
+
+    def as_environment(self):
+        """What a process needs to find them; the folder is also how its processes are found."""
+        file = Path(self.records, "settings")
+        file.write_text(json.dumps(dataclasses.asdict(self)))
+        return {VARIABLE: str(file), "TMPDIR": self.temporary}
+
+    def file(self, ending):
+        """Of this process."""
+        return Path(self.records, f"{os.getpid()}.{ending}")
+
+
+class Record(NamedTuple):
+    rank: int
+    step: int  # how many optimizer steps the process had taken
+    kind: str  # a row of the table below
+    name: str = ""
+    value: object = None
+
+
+KINDS = """
+of a step, in the order in which it is made
+  loader      a DataLoader began; name: its sampler's class, value: the class that drops an incomplete batch, or ""
+  shuffle     a sampler began; value: Shuffle
+  fed         a tensor that the model was given in training; name: "Net 0", value: Fed
+  forward     the states of the generators when the model had been called: a checksum by name
+  loss        that backward was called on, without a scaler's scale
+  scale       a GradScaler's
+  norm        of the gradients, before they were clipped
+  switch      name: "autocast in bfloat16", "GradScaler", "dropout of 0.5"; value: whether it is on only with a GPU
+  optimizer   which one takes the step: they count from their first steps
+  options     of each group of its parameters: a dictionary
+  drew        name: a generator; value: a checksum of its state, and whether it has moved since the step before
+  buffer      a tensor that no optimizer holds; value: Fed, with its sketch
+  gradients   of all its parameters: a sketch
+  before      the weights
+  after       the weights: the last record of the step
+  score       that ReduceLROnPlateau was given
+
+of an optimizer, before its first step
+  parameters  value: Parameters
+
+at any time
+  bar         the last state of a tqdm's: "epoch 1: 6/6, loss=0.5"
+  figure      for TensorBoard or wandb; name: "wandb: loss", value: the figure, and the step that it was logged for
+  wrote       name: a file of the copy that was begun anew or renamed
+  read        name: a file that torch.load has read
+  refused     name: a file outside the copy that would have been written
+  worker drew a generator moved in a loader worker
+  group       the process joins its group
+  float32     name: what computes in less than float64, though that was asked for
+  batchnorm   name: "plain" (on several ranks), "synchronised" or "frozen"
+  unsupported something that the check cannot follow
+"""
+
+
+@dataclass
+class Fed:
+    """A tensor by which the same samples are known again."""
+    shape: list
+    whole_numbers: bool = False  # tokens, classes: no noise
+    one: list = field(default_factory=list)  # of an element of a list: its checksum
+    rows: list = field(default_factory=list)  # a checksum of each row, and of each column,
+    columns: list = field(default_factory=list)  # for samples may lie along either
+    sketch: array = None
+
+
+@dataclass
+class Shuffle:
+    """One pass of a sampler over its samples."""
+    sampler: str
+    length: int  # samples that it chooses from
+    shuffles: bool = True
+    asked: tuple = ()  # seed and epoch of a DistributedSampler
+    again: bool = False  # an earlier epoch asked for the same
+    drawn: int = 0  # a checksum of the order that it would have had
+    number: int = 0  # of epochs before it
+
+
+@dataclass
+class Parameters:
+    """Of an optimizer."""
+    names: list
+    without: list  # those that nothing averages over the ranks
+    eps: float  # of the weights' type
+
+
+class Step(dict):
+    """What a process noted from the end of the step before to the end of this one: pairs of name and value, by kind."""
+
+    def all(self, kind):
+        return [value for _, value in self.get(kind, [])]
+
+    def last(self, kind, default=None):
+        """The one that counts: an optimizer's step may have been broken off before."""
+        return self[kind][-1][1] if self.get(kind) else default
+
+    def named(self, kind):
+        return dict(self.get(kind, []))
+
+    def put(self, kind, value):
+        """Instead of all of this kind."""
+        self[kind] = [("", value)]
+        return self
+
+
+class Process:
+    """What one process noted."""
+
+    def __init__(self, pid, records):
+        self.pid, self.records, self.rank = pid, records, records[-1].rank if records else 0
+        steps = collections.defaultdict(Step)
+        for record in records:
+            steps[record.step].setdefault(record.kind, []).append((record.name, record.value))
+        self.steps = [steps[number] for number in sorted(steps) if "after" in steps[number]]
+        self.tail = steps[len(self.steps)]  # what came after the last step
+
+    def since(self, step):
+        """The process as if it had begun when so many steps were taken."""
+        return Process(self.pid, [record._replace(step=max(0, record.step - step)) for record in self.records
+                                  if record.step >= step or record.kind == "parameters"])
+
+    def of(self, kind):
+        return [record for record in self.records if record.kind == kind]
+
+    def parameters(self, optimizer):
+        found = [record.value for record in self.of("parameters")]
+        return found[optimizer] if optimizer < len(found) else None
+
+    def latest(self, kind, step):
+        """The last of this kind before the end of a step, which counts from 1."""
+        return next((record for record in reversed(self.of(kind)) if record.step < step), None)
+
+
+def write(path, record):
+    with open(path, "ab") as file:  # opened each time: a process may fork
+        pickle.dump(tuple(record), file)
+
+
+def read(path):
+    """All that was written, in its order; a process may have been killed while it wrote."""
+    found = []
+    with open(path, "rb") as file:
+        while True:
+            try:
+                found.append(Record(*pickle.load(file)))
+            except (EOFError, pickle.UnpicklingError):
+                return Process(int(Path(path).stem), found)
