@@ -7,27 +7,15 @@ from functools import cached_property
 from typing import NamedTuple
 
 from check_conversion import samples
-from check_conversion.measure import KINDS, LARGE, SAME_BITS, TIMES
-from check_conversion.records import Step
+from check_conversion.measure import LARGE, TIMES, apart_in, distance, factor_between, norm, of_tensors
+from check_conversion.records import KINDS, Step
 from check_conversion.samples import Losses, Relation
-from check_conversion.sketch import apart_in, distance, factor_between, few, norm, of_tensors
-from check_conversion.verdict import (
-    CHECK_IT,
-    DECISIONS,
-    HAS,
-    LOAD_FIRST,
-    PAIRS,
-    RANDOM_NUMBERS,
-    STEPS,
-    SUMS,
-    THROUGH_DDP,
-    TWO_ROUTES,
-    VARY,
-)
+from check_conversion.verdict import Heading, few
 
 SHARED_OUT = (None, "RandomSampler", "SequentialSampler", "SubsetRandomSampler",
               "_InfiniteConstantSampler")  # by DistributedSampler, or a dataset's own lines
 SCHEDULED = "lr ", "momentum ", "betas "  # options that may follow the number of steps
+SAME_BITS = 1e-10, 1e-6  # of what DDP keeps alike on all ranks, in float64 and in float32
 
 
 @dataclass
@@ -52,49 +40,55 @@ class Evidence:
         return self.one.last("optimizer")
 
     @property
+    def names(self):
+        """Of the parameters."""
+        return self.pair.kept[self.optimizer].names
+
+    @property
     def weights(self):
         return self.pair.weights[self.optimizer]
 
+    def both(self, kind):
+        """The original's and rank 0's."""
+        return self.one.last(kind), self.shares[0].last(kind)
+
+    def latest(self, kind):
+        """The last record of a kind so far, of the original and of rank 0, or None."""
+        return [process.latest(kind, self.step) for process in (self.pair.original, self.pair.ranks[0])]
+
     @cached_property
     def parted(self):
-        """Whether a cause is to be looked for: the weights differ afterwards by more than rounding explains, or all
-        gradients by a factor that the optimizer does not heed."""
-        one, ours = self.one, self.shares[0]
-        return self.weights.differs(one.last("after"), ours.last("after")) or bool(scheduled(self)) or (
+        """Whether a cause is to be looked for: the weights differ afterwards by more than rounding explains, or options, or
+        all gradients by a factor that the optimizer does not heed."""
+        return self.weights.differs(*self.both("after")) or bool(other_options(self)) or (
             self.gradients_differ and self.factor is not None)
 
     @cached_property
     def gradients_differ(self):
-        gradients = self.one.last("gradients")
-        apart = distance(gradients, self.shares[0].last("gradients"))
-        return not apart <= max(LARGE * norm(gradients), self.pair.gradients[self.optimizer].allowed)
+        one, ours = self.both("gradients")
+        return not distance(one, ours) <= max(LARGE * norm(one), self.pair.gradients[self.optimizer].allowed)
 
     @cached_property
     def factor(self):
-        return factor_between(self.one.last("gradients"), self.shares[0].last("gradients"))
+        return factor_between(*self.both("gradients"))
 
     @cached_property
     def factor_unclipped(self):
         """Between their norms before they were clipped, if both scripts clip."""
-        one, ours = self.one.last("norm"), self.shares[0].last("norm")
+        one, ours = self.both("norm")
         return ours / one if one and ours is not None else None
 
     @cached_property
     def samples(self):
         return samples.compare(self.one, self.nudged, self.shares, self.pair.steps, self.name)
 
+    @property
+    def relation(self):
+        return self.samples.relation
+
     @cached_property
     def losses(self):
         return samples.losses(self.one, self.shares, self.samples)
-
-    @cached_property
-    def names(self):
-        """Of the parameters."""
-        return self.pair.kept[self.optimizer].names
-
-    def latest(self, kind):
-        """The last record of this kind in the original and on rank 0, or None."""
-        return [process.latest(kind, self.step) for process in (self.pair.original, self.pair.ranks[0])]
 
     # Random numbers.
 
@@ -123,29 +117,53 @@ class Evidence:
         return [name for name in self.draws if 0 in self.moved(name)
                 and name in self.pair.drawn_in_each_step and not self.as_before(name)]
 
-    def alike(self, generator):
-        return len({*self.states(generator)}) == 1 < self.count
-
-    @cached_property
-    def alike_before(self):
-        """Generators whose states were the same in all ranks in the step before."""
-        before = [rank.steps[self.step - 2].named("drew") for rank in self.pair.ranks] if self.step > 1 else []
-        return [name for name in (before[0] if before else ()) if len({states.get(name, (0,))[0] for states in before}) == 1]
-
     @cached_property
     def drawn_values(self):
         """Arguments of the model with other values than the original's."""
-        return [name for name, relation in self.samples.relations.items()
-                if relation in (Relation.ALIKE, Relation.OVERLAP, Relation.VALUES)]
+        return " and ".join(name for name, relation in self.samples.relations.items()
+                            if relation in (Relation.ALIKE, Relation.OVERLAP, Relation.VALUES))
 
     @property
-    def loss_is_explained(self):
-        return self.losses not in (Losses.OTHER, Losses.UNKNOWN) and not self.drawn_values
+    def unexplained(self):
+        """Neither by other samples nor by the losses."""
+        return self.relation in (Relation.SAME, Relation.VALUES, Relation.UNKNOWN) and (
+            self.losses in (Losses.OTHER, Losses.UNKNOWN) or bool(self.drawn_values))
+
+    @property
+    def numbers_matter(self):
+        """Noise may turn a sample into another one's like."""
+        return (self.unexplained and self.factor is None) or (
+            self.relation == Relation.OTHERS and not self.samples.whole_numbers)
+
+    # Words.
+
+    @property
+    def by(self):
+        return f"by {' and '.join(self.drawing)}"
+
+    @property
+    def known(self):
+        return "the same samples" if self.relation == Relation.SAME else self.samples.sizes
+
+    @property
+    def apart(self):
+        """Of the gradients, as a share of their norm."""
+        one, ours = self.both("gradients")
+        return distance(one, ours) / (norm(one) or 1)
+
+    @property
+    def what_differs(self):
+        return f"gradients differ by {self.apart:.2g} of their norm, most in {apart_in(self.names, *self.both('gradients'))}"
+
+    @property
+    def all_gradients(self):
+        unclipped = "before they are clipped, " * bool(self.factor_unclipped)
+        return f"{unclipped}all gradients are {self.factor_unclipped or self.factor:.4g} times those of {self.name}"
 
 
-# What the ranks were told.
+# What the ranks were told, and where they begin.
 
-def other_options(one, other, nudged):
+def options_apart(one, other, nudged):
     """What two optimizers have been told otherwise: lr 0.1 instead of 0.05; not what rounding moves."""
     def same(a, b):
         return a == b or (isinstance(a, float) and isinstance(b, float) and (
@@ -157,59 +175,80 @@ def other_options(one, other, nudged):
                    for name in old if not same(old[name], new.get(name)) and same(old[name], known.get(name))})
 
 
-def another_optimizer(e):
-    theirs = [share.last("optimizer") for share in e.shares]
-    if {*theirs} != {e.optimizer}:
-        return (f"this step is taken by optimizer {e.optimizer + 1} in {e.name}, and by optimizer "
-                f"{' and '.join(str(which + 1) for which in dict.fromkeys(theirs))} in the ranks, in the order of their "
-                "first steps: all must take the same steps in the same order")
+def other_options(e):
+    options = options_apart(e.one, e.shares[0], e.nudged)
+    scores = e.latest("score")
+    if all(scores) and scores[0].value != scores[1].value and any(option.startswith("lr ") for option in options):
+        options.append(f"which ReduceLROnPlateau took, last given {scores[1].value:.6g} instead of {scores[0].value:.6g}")
+    return ", ".join(options)
+
+
+def unscheduled_options(e):
+    options = options_apart(e.one, e.shares[0], e.nudged)
+    return not all(option.startswith(SCHEDULED) for option in options) and other_options(e)
+
+
+def options_of_ranks(e):
+    apart = [(rank, options_apart(e.shares[0], share, e.shares[0])) for rank, share in enumerate(e.shares)]
+    return next(((rank, ", ".join(options)) for rank, options in apart if options), None)
+
+
+def shuffles_of_ranks(e):
+    first, *others = [rank.latest("shuffle", e.step) for rank in e.pair.ranks]
+    for rank, other in enumerate(others, 1):
+        if first and other and first.value.shuffles and other.value.shuffles:
+            if first.value.asked != other.value.asked:
+                return (f"0 and {rank} shuffle differently, because DistributedSampler's seed and epoch are "
+                        f"{first.value.asked} and {other.value.asked}")
+            if replace(first.value, again=False, number=0) != replace(other.value, again=False, number=0):
+                return f"0 and {rank} shuffle differently, each with its own random numbers: use DistributedSampler"
     return ""
 
 
-def options_between_ranks(e):
+def ranks_apart(e, kind):
+    """DDP keeps weights and gradients the same in all ranks, to the last bit."""
+    parameters, one = e.pair.ranks[0].parameters(e.optimizer), e.shares[0].last(kind)
     for rank, share in enumerate(e.shares[1:], 1):
-        if options := other_options(e.shares[0], share, e.shares[0]):
-            return f"ranks 0 and {rank} have different optimizer options: {', '.join(options)}"
-    return ""
+        if distance(one, share.last(kind)) > SAME_BITS[parameters.eps > 1e-10] * norm(one):
+            where = apart_in(e.names, one, share.last(kind))
+            without = [name for name in parameters.without if name in where]
+            return rank, where + f" ({few(without)} not wrapped in DDP)" * bool(without)
+    return None
 
 
-def shuffles_between_ranks(e):
-    passes = [rank.latest("shuffle", e.step) for rank in e.pair.ranks]
-    first = passes[0].value if all(passes) else None
-    for rank, other in enumerate(passes[1:], 1):
-        if first is None or not (first.shuffles and other.value.shuffles):
-            continue
-        if first.asked != other.value.asked:
-            return (f"ranks 0 and {rank} shuffle differently, because DistributedSampler's seed and epoch are "
-                    f"{first.asked} and {other.value.asked}")
-        if replace(first, again=False, number=0) != replace(other.value, again=False, number=0):
-            return (f"ranks 0 and {rank} shuffle differently, each with its own random numbers: use DistributedSampler, "
-                    "or the same seed on all ranks")
-    return ""
+def other_optimizer(e):
+    theirs = [share.last("optimizer") for share in e.shares]
+    return {*theirs} != {e.optimizer} and (e.optimizer + 1, " and ".join(str(one + 1) for one in dict.fromkeys(theirs)))
 
 
-def scores_between_ranks(e):
-    values = [share.all("score") for share in e.shares]
-    for given in zip(*values):
+def other_parameters(e):
+    names, ours = (process.parameters(e.optimizer).names for process in (e.pair.original, e.pair.ranks[0]))
+    one, other = map(len, e.both("before"))
+    return one != other and (few(name for name in names if name not in ours) or "none")
+
+
+def other_weights(e):
+    one, ours = e.both("before")
+    return not e.weights.hidden_since and e.weights.differs(one, ours) and (
+        f"it begins with different weights, most in {apart_in(e.names, one, ours)}: seed both scripts alike"
+        if one == e.weights.start else "the weights differ before the step, although they agreed after the previous step")
+
+
+def scores_of_ranks(e):
+    for given in zip(*(share.all("score") for share in e.shares)):
         if any(distance(given[:1], [value]) > KINDS["options"].floor * norm(given) for value in given):
-            shown = ", ".join(f"{value:.6g}" for value in given)
-            return f"ReduceLROnPlateau is given a different value on each rank: {shown}; give it the sum over all ranks"
-    if len({*map(len, values)}) > 1:
-        return f"ReduceLROnPlateau is stepped {', '.join(map(str, map(len, values)))} times on the ranks since the last step"
-    return ""
+            return "is given a different value on each rank: " + ", ".join(f"{value:.6g}" for value in given)
+    counts = [len(share.all("score")) for share in e.shares]
+    return len({*counts}) > 1 and f"is stepped {', '.join(map(str, counts))} times on the ranks"
 
 
 def other_scores(e):
     one, ours = e.one.all("score"), e.shares[0].all("score")
-    for a, c in zip(one, ours):
-        if e.pair.scores.differs([a], [c]):
-            return f"ReduceLROnPlateau is given {c:.6g} instead of {a:.6g}"
-    if len(one) != len(ours):
-        return f"ReduceLROnPlateau is stepped {len(ours)} times since the last step, and {len(one)} times in {e.name}"
-    return ""
+    apart = [f"is given {c:.6g} instead of {a:.6g}" for a, c in zip(one, ours) if e.pair.scores.differs([a], [c])]
+    return apart[0] if apart else len(one) != len(ours) and f"is stepped {len(ours)} times instead of {len(one)}"
 
 
-def switches(e):
+def other_switches(e):
     """What is on only where there is a GPU is not compared."""
     def on(step):
         return {name for name in step.named("switch") if name.partition(" ")[0] not in e.pair.on_gpus}
@@ -222,20 +261,16 @@ def switches(e):
     return ""
 
 
-def shorter_epoch(e):
-    """Where the shorter of two epochs has just ended."""
-    return of_lengths(e) if e.step == min(e.pair.lengths) + 1 else ""
+# Which samples.
 
-
-def of_lengths(e):
+def other_length(e):
     before, now = e.pair.lengths
     if 0 in (before, now) or before == now:
         return ""
     said = f"an epoch had {before} steps in {e.name} and now has {now}"
     dropped_before, dropped = (loader.value if loader else "" for loader in e.latest("loader"))
     if now > before:
-        return said + (f": {dropped_before} had drop_last=True in {e.name}; give it to the loader" if dropped_before
-                       else f": leave out in {e.pair.converted} what {e.name} leaves out")
+        return said + (f": {dropped_before} had drop_last=True in {e.name}" if dropped_before else "")
     if dropped == "DataLoader":
         return f"{said}: DataLoader(drop_last=True) leaves out the last batch, which is smaller; leave drop_last away"
     shuffle = e.latest("shuffle")[1]
@@ -245,447 +280,216 @@ def of_lengths(e):
     return f"{said}, because its loop leaves out the last step, which is incomplete: leave that out in {e.name} too"
 
 
-def told_otherwise(e):
-    options = other_options(e.one, e.shares[0], e.nudged)
-    return said_of(options, e) if not all(option.startswith(SCHEDULED) for option in options) else ""
+def is_full_size(e):
+    return e.count > 1 and sum(e.samples.ranks) == e.count * e.samples.original and e.relation not in (
+        Relation.UNKNOWN, Relation.SAME, Relation.WHOLE)
 
 
-def scheduled(e):
-    """Options that may only follow from another number of steps or from what a schedule was given."""
-    return said_of(other_options(e.one, e.shares[0], e.nudged), e)
-
-
-def said_of(options, e):
-    if not options:
-        return ""
-    scores = [process.latest("score", e.step) for process in (e.pair.original, e.pair.ranks[0])]
-    given = ""
-    if any(option.startswith("lr ") for option in options) and all(scores) and scores[0].value != scores[1].value:
-        given = f"; ReduceLROnPlateau was last given {scores[1].value:.6g} instead of {scores[0].value:.6g}"
-    return f"different optimizer options: {', '.join(options)}{given}"
-
-
-# Where it begins.
-
-def other_parameters(e):
-    names, ours = (process.parameters(e.optimizer).names for process in (e.pair.original, e.pair.ranks[0]))
-    if len(e.shares[0].last("before")) == len(e.one.last("before")):
-        return ""
-    lacking = [name for name in names if name not in ours]
-    return f"the optimizer holds other parameters than in {e.name}" + f": it lacks {few(lacking)}" * bool(lacking)
-
-
-def weights_between_ranks(e):
-    return between_ranks(e, "before", "weights")
-
-
-def between_ranks(e, kind, said):
-    """DDP keeps weights and gradients the same in all ranks, to the last bit."""
-    parameters = e.pair.ranks[0].parameters(e.optimizer)
-    one = e.shares[0].last(kind)
-    for rank, share in enumerate(e.shares[1:], 1):
-        if distance(one, share.last(kind)) > SAME_BITS[parameters.eps > 1e-10] * norm(one):
-            return f"ranks 0 and {rank} have different {said}: {apart_in(e.names, one, share.last(kind))}"
-    return ""
-
-
-def other_weights(e):
-    one, ours = e.one.last("before"), e.shares[0].last("before")
-    if not e.weights.differs(one, ours) or e.weights.hidden_since:
-        return ""
-    if one == e.weights.start:
-        return f"it begins with different weights, most in {apart_in(e.names, one, ours)}: seed both scripts alike"
-    return "the weights differ before the step, although they agreed after the previous step"
-
-
-# Which samples.
-
-def mispaired(e):
-    if e.samples.relation == Relation.SAME and e.samples.mispaired:
-        name, key = e.samples.mispaired
-        return f"{name} is paired with other samples of {key} than in {e.name}"
-    return ""
-
-
-def whole_batch(e):
-    if e.samples.relation == Relation.WHOLE and e.count > 1 and not e.pair.whole_before:
-        return f"each rank takes the whole batch: {e.samples.sizes}"
-    return ""
-
-
-def same_on_all_ranks(e):
-    if e.samples.relation == Relation.ALIKE:
-        return f"all ranks are fed the same samples, so each of them goes through all samples: {e.samples.sizes}"
-    return ""
-
-
-def is_known(e):
-    return e.count > 1 and e.samples.relation not in (Relation.UNKNOWN, Relation.SAME, Relation.WHOLE)
-
-
-def full_steps(e):
-    calls = [samples.calls(step, e.samples.argument) for step in (e.one, *e.shares)]
-    if is_known(e) and calls[0] > 1 and sum(e.samples.ranks) == e.count * e.samples.original and len({*calls}) == 1:
-        return (f"each rank takes {calls[0]} batches in a step, as {e.name} does alone: divide the number of batches in a "
-                f"step by the number of processes ({e.count}), and the size of a batch where that does not divide")
-    return ""
-
-
-def full_batches(e):
-    if is_known(e) and sum(e.samples.ranks) == e.count * e.samples.original:
-        return f"each rank takes a full-size batch of its own, instead of batch_size // world_size: {e.samples.sizes}"
-    return ""
-
-
-def divided_twice(e):
-    if is_known(e) and sum(e.samples.ranks) < 0.6 * e.samples.original:
-        return f"the batch is divided twice: {e.samples.sizes}"
-    return ""
+def batches_in_a_step(e):
+    calls = {samples.calls(step, e.samples.argument) for step in (e.one, *e.shares)}
+    return is_full_size(e) and len(calls) == 1 and max(calls) > 1 and max(calls)
 
 
 def other_sampler(e):
     original, ours = (loader.name if loader else None for loader in e.latest("loader"))
-    if original != ours and original not in SHARED_OUT and e.samples.relation in (
-            Relation.OTHERS, Relation.VALUES, Relation.OVERLAP):
-        return f"the samples are drawn by {original} in {e.name}, by {ours or 'no sampler'} now"
-    return ""
-
-
-def epoch_again(e):
-    ours = e.latest("shuffle")[1]
-    if e.samples.relation not in (Relation.SAME, Relation.WHOLE) and ours and ours.value.again:
-        return "the samples come in the order of an earlier epoch: set_epoch was not called"
-    return ""
+    return original != ours and original not in SHARED_OUT and (original, ours or "no sampler")
 
 
 def one_shuffles(e):
-    loaders, shuffles = e.latest("loader"), e.latest("shuffle")
-    shuffling = [bool(one and one.value.shuffles) for one in shuffles]
-    if e.samples.relation == Relation.OTHERS and all(loaders) and shuffling[0] != shuffling[1]:
-        first, then = (e.name, e.pair.converted) if shuffling[0] else (e.pair.converted, e.name)
-        return f"{first} shuffles, with {loaders[shuffling[1]].name}; {then} does not"
-    return ""
-
-
-def other_count(e):
-    said = {Relation.REPEATED: "repeated", Relation.MORE: "added", Relation.LEFT_OUT: "left out",
-            Relation.OVERLAP: "repeated, and others left out"}
-    return f"samples are {said[e.samples.relation]}: {e.samples.sizes}" if e.samples.relation in said else ""
+    loaders, shuffling = e.latest("loader"), [bool(one and one.value.shuffles) for one in e.latest("shuffle")]
+    names = (e.name, e.pair.converted)
+    return all(loaders) and shuffling[0] != shuffling[1] and (
+        names[shuffling[1]], loaders[shuffling[1]].name, names[shuffling[0]])
 
 
 def own_order(e):
-    """Numbers that are drawn once a pass order its samples: all ranks need the same."""
-    if e.samples.relation != Relation.OTHERS or (e.step == 1 and not any(e.latest("shuffle"))):
-        return ""  # what was drawn made the model and the data
-    for name in e.draws:
-        if name not in e.pair.drawn_in_each_step and len({*e.states(name)}) > 1:
-            return (f"the ranks draw different random numbers once per pass over the data, by {name}, and "
-                    f"are fed other samples than {e.name}: {e.samples.sizes}")
-    return ""
-
-
-def other_samples(e):
-    if e.samples.relation != Relation.OTHERS:
-        return ""
-    drawn = f"; both draw random numbers in each step, by {' and '.join(e.drawing)}" * bool(e.drawing)
-    return (f"different samples from those of {e.name} in this step, in {e.samples.argument}: {e.samples.sizes}{drawn}")
-
-
-def other_length(e):
-    return of_lengths(e) if e.samples.relation == Relation.OTHERS else ""
+    """Numbers that are drawn once a pass order its samples: all ranks need the same. Before the first step what was drawn
+    made the model and the data."""
+    return (e.step > 1 or any(e.latest("shuffle"))) and next(
+        (name for name in e.draws if name not in e.pair.drawn_in_each_step and len({*e.states(name)}) > 1), None)
 
 
 # Which random numbers, where they are seen in the samples or in the loss: noise and augmentation.
 
-def is_unexplained(e):
-    return not e.loss_is_explained and e.samples.relation in (Relation.SAME, Relation.VALUES, Relation.UNKNOWN)
-
-
-def numbers_matter(e):
-    """Noise may turn a sample into another one's like."""
-    return (is_unexplained(e) and e.factor is None) or (
-        e.samples.relation == Relation.OTHERS and not e.samples.whole_numbers)
-
-
 def one_rank_draws(e):
-    """Where a rank draws and another does not, they no longer agree on what both go by."""
-    if not (e.samples.relation == Relation.OTHERS or is_unexplained(e)):
-        return ""
     for name in e.draws:
         drew = e.moved(name)
         if 0 < len(drew) < e.count:
-            other = next(rank for rank in range(e.count) if rank not in drew)
-            return (f"rank {drew[0]} draws random numbers for this step, by {name}, and rank {other} does not: "
-                    "all ranks must draw equally many")
-    return ""
+            return drew[0], name, next(rank for rank in range(e.count) if rank not in drew)
+    return None
 
 
 def same_numbers(e):
-    """What is drawn for its own samples must differ between ranks."""
-    alike = [name for name in e.drawing if e.alike(name)]
-    if alike and (e.drawn_values or numbers_matter(e)):
-        return (f"both draw random numbers in each step, by {' and '.join(alike)}, and all ranks draw the same ones, perhaps "
-                "for noise, augmentation or picking the samples of a batch: draw them for the whole batch on each rank, then "
-                "take the rank's part")
-    return ""
+    return (e.drawn_values or e.numbers_matter) and any(len({*e.states(name)}) == 1 < e.count for name in e.drawing)
 
 
 def parted_numbers(e):
-    parted = [name for name in e.drawing if name in e.alike_before]
-    if parted and numbers_matter(e):
-        return (f"the ranks drew the same random numbers up to this step, by {' and '.join(parted)}, but no longer do: one "
-                "of them has drawn more")
-    return ""
+    before = [rank.steps[e.step - 2].named("drew") for rank in e.pair.ranks] if e.step > 1 else [{}]
+    return e.numbers_matter and any(
+        name in before[0] and len({states.get(name, (0,))[0] for states in before}) == 1 for name in e.drawing)
 
 
-def own_numbers(e):
-    """Which no rule can tell right from wrong."""
-    if e.drawing and numbers_matter(e):
-        where = f", seen in {' and '.join(e.drawn_values)}" * bool(e.drawn_values)
-        return (f"both draw random numbers in each step, by {' and '.join(e.drawing)}, and each rank draws its own{where}, "
-                "which is right for noise and augmentation. Nothing more can be compared until these are turned off in both "
-                "scripts, or drawn for the whole batch")
-    return ""
-
-
-def numbers_in_workers(e):
-    if e.drawn_values and is_unexplained(e) and e.pair.in_workers:
-        return (f"{' and '.join(e.drawn_values)} has values that {e.name} never feeds it, and loader workers draw random "
-                f"numbers, by {' and '.join(e.pair.in_workers)}: augmentation or noise. Nothing more can be compared until "
-                "it is turned off in both")
-    return ""
-
-
-def other_values(e):
-    if e.drawn_values and is_unexplained(e):
-        return (f"{' and '.join(e.drawn_values)} has values that {e.name} never feeds it, and no random numbers are drawn "
-                "for them in each step: does each rank have its own data, or is it prepared differently?")
-    return ""
-
-
-# What no optimizer holds.
-
-def buffers(e):
-    return "" if e.drawing else e.pair.buffers.compare(e.step)
-
-
-# Which gradients.
-
-def gradients_between_ranks(e):
-    said = between_ranks(e, "gradients", "gradients")
-    without = [name for name in e.pair.ranks[0].parameters(e.optimizer).without if name in said]
-    return said + f" ({few(without)} not wrapped in DDP)" * bool(said and without)
-
-
-def no_gradients(e):
-    if not any(e.shares[0].last("gradients")) and any(e.one.last("gradients")):
-        return ("there are no gradients: does the optimizer hold the parameters of the model "
-                "that is trained, or was the optimizer made before that model?")
-    return ""
-
-
-def clipped_between_ranks(e):
-    norms = [share.last("norm") for share in e.shares]
-    if len({*norms}) > 1 and None not in norms:
-        shown = ", ".join(f"{norm:.3g}" for norm in norms)
-        return f"gradients are clipped before they are averaged, at norms of {shown}: clip after the last backward"
-    return ""
-
-
-def one_clips(e):
-    one, ours = (step.last("norm") is not None for step in (e.one, e.shares[0]))
-    if one == ours:
-        return ""
-    first, then = ("are", "no longer") if one else ("were not", "now")
-    return f"gradients {first} clipped in {e.name}, and are {then}"
-
+# Which gradients, and which weights.
 
 def clipped_while_scaled(e):
-    one, ours = (step.last("scale", 1) for step in (e.one, e.shares[0]))
-    if e.factor_unclipped and any(scale != 1 and math.isclose(e.factor_unclipped, power, rel_tol=0.01)
-                                  for scale in (one, ours) for power in (scale, 1 / scale)):
-        where = e.pair.converted if e.factor_unclipped > 1 else e.name
-        return f"gradients are clipped while they are scaled in {where}: call scaler.unscale_(optimizer) before"
-    return ""
+    scales = [scale for scale in (e.one.last("scale", 1), e.shares[0].last("scale", 1)) if scale != 1]
+    return e.factor_unclipped and any(math.isclose(e.factor_unclipped, power, rel_tol=0.01)
+                                      for scale in scales for power in (scale, 1 / scale)) and (
+        e.pair.converted if e.factor_unclipped > 1 else e.name)
 
 
-def clipped_otherwise(e):
-    if e.factor is not None and e.factor_unclipped and math.isclose(e.factor_unclipped, 1, rel_tol=1e-6):
-        return (f"gradients are clipped to another norm: they are {e.factor:.4g} times those of {e.name}, and "
-                "were the same before")
-    return ""
+def is_factor(e, factor):
+    return e.factor is not None and e.count > 1 and math.isclose(e.factor_unclipped or e.factor, factor, rel_tol=0.01)
 
 
-def said_factor(e):
-    """All gradients are so many times the original's, or nothing: only where that explains the difference."""
-    if e.factor is None:
-        return 0, ""
-    factor = e.factor_unclipped or e.factor
-    return factor, "before they are clipped, " * bool(e.factor_unclipped) + f"all gradients are {factor:.4g} times those of {e.name}"
+def norms_of_ranks(e):
+    norms = [share.last("norm") for share in e.shares]
+    return len({*norms}) > 1 and None not in norms and ", ".join(f"{one:.3g}" for one in norms)
 
 
-def loss_gathered(e):
-    factor, said = said_factor(e)
-    if e.count > 1 and math.isclose(factor * e.count, 1, rel_tol=0.01) and e.losses == Losses.EACH:
-        return (f"{said}, which is 1 / the number of processes ({e.count}): each rank computes the whole loss, but its "
-                "gradient reaches only the rank's own part; gather with gradients")
-    return ""
-
-
-def factor_of_processes(e):
-    factor, said = said_factor(e)
-    if e.count > 1 and math.isclose(factor * e.count, 1, rel_tol=0.01):
-        reason = ("the sum of the ranks' losses is the original's loss: DDP takes the mean over ranks, so multiply by "
-                  "world_size" if e.losses == Losses.SUM else
-                  "DDP takes the mean over ranks (is the loss a sum over the batch, or are gradients clipped to another norm?)")
-        return f"{said}, which is 1 / the number of processes ({e.count}): {reason}"
-    if e.count > 1 and math.isclose(factor, e.count, rel_tol=0.01):
-        return f"{said}, the number of processes"
-    return f"{said}, with {e.count} process{'es' * (e.count > 1)}" if said else ""
-
-
-def unequal_parts(e):
-    if len({*e.samples.ranks}) > 1 and e.losses == Losses.MEAN_OF_SAMPLES:
-        return (f"the loss is a mean, but the ranks' parts are not equal: {e.samples.sizes}; divide each rank's sum by the "
-                "count of the whole batch")
-    return ""
-
-
-# Which weights; what is known where no cause was seen.
-
-def weights_afterwards(e):
-    return between_ranks(e, "after", "weights after the step")
-
-
-def differs_by(e):
-    gradients = e.one.last("gradients")
-    return distance(gradients, e.shares[0].last("gradients")) / (norm(gradients) or 1)
-
-
-def optimizer_state(e):
+def of_the_optimizer(e):
     """The weights part by far more of their step than the gradients of their norm."""
-    step = distance(e.one.last("before"), e.one.last("after")) or 1
-    if distance(e.one.last("after"), e.shares[0].last("after")) / step > 1000 * max(differs_by(e), 1e-6):
-        return (f"{known_samples(e)}, and the gradients agree, but the optimizer's step does not: was its state loaded, as "
-                f"in {e.name}?")
-    return ""
+    step = distance(*map(e.one.last, ("before", "after"))) or 1
+    return distance(*e.both("after")) / step > 1000 * max(e.apart, 1e-6)
 
 
-def rounding_decides(e):
-    """The second run of the original parts by as much."""
-    gradients = e.pair.gradients[e.optimizer]
-    apart = distance(e.one.last("gradients"), e.shares[0].last("gradients"))
-    if e.weights.hidden_since or apart <= TIMES * gradients.parted:
-        parted = zip(e.names, of_tensors(e.one.last("gradients")), of_tensors(e.nudged.last("gradients")))
-        where = few(name for name, a, b in parted if distance(a, b) > LARGE * norm(a))
-        return (f"from here on rounding alone moves the gradients of {e.name} as far{f', most in {where}' * bool(where)}, so "
-                f"smaller faults cannot be seen; the {e.step - 1} steps before are the same")
-    return ""
-
-
-def known_samples(e):
-    return "the same samples" if e.samples.relation == Relation.SAME else e.samples.sizes
-
-
-def what_differs(e):
-    where = apart_in(e.names, e.one.last("gradients"), e.shares[0].last("gradients"))
-    return f"gradients differ by {differs_by(e):.2g} of their norm, most in {where}"
-
-
-def same_loss(e):
-    if e.losses not in (Losses.MEAN, Losses.EACH):
+def by_rounding(e):
+    """Where the second run of the original parts by as much."""
+    one, nudged = e.one.last("gradients"), e.nudged.last("gradients")
+    if not e.weights.hidden_since and distance(*e.both("gradients")) > TIMES * e.pair.gradients[e.optimizer].parted:
         return ""
-    parts = ("; are means of batches averaged that count unequally many targets? Divide the sum of a step by its count"
-             * (len(e.one.all("loss")) > 1))
-    return f"{known_samples(e)} and the same loss, {what_differs(e)}{parts}"
-
-
-def summed_loss(e):
-    if e.losses == Losses.SUM:
-        return f"{known_samples(e)}, and the ranks' losses add up to the original's loss; {what_differs(e)}"
-    return ""
-
-
-def other_loss(e):
-    if e.losses != Losses.OTHER:
-        return ""
-    parts = ", ".join(f"{sum(share.all('loss')):.6g}" for share in e.shares)
-    return (f"{known_samples(e)}, but the ranks' losses are {parts}, and it is {sum(e.one.all('loss')):.6g} in {e.name}: "
-            "neither their mean nor their sum equals it. Do parts count differently (padding, ignore_index, class weights), is "
-            "something computed over the batch (mining, a contrastive loss), or are labels, which the model does not see, "
-            f"paired with other samples? {what_differs(e)}")
-
-
-def nothing_known(e):
-    return f"{known_samples(e)}; {what_differs(e)}"
+    pairs = zip(e.names, of_tensors(one), of_tensors(nudged))
+    return few(name for name, a, b in pairs if distance(a, b) > LARGE * norm(a)) or "all of them"
 
 
 class Cause(NamedTuple):
-    holds: object  # a function: the sentence, or nothing
-    heading: str
+    heading: Heading
+    holds: object  # a function of the evidence: whether it holds, or what the sentence shows as `found`
+    sentence: str
     always: bool = False  # also of a step that moves the weights alike
     stops: bool = False  # no fault: nothing more can be compared
 
 
+H, R, L = Heading, Relation, Losses
 CAUSES = [
     # What the ranks were told, and where the step begins.
-    Cause(another_optimizer, DECISIONS, always=True),
-    Cause(other_parameters, LOAD_FIRST, always=True),
-    Cause(options_between_ranks, DECISIONS, always=True),
-    Cause(shuffles_between_ranks, RANDOM_NUMBERS, always=True),
-    Cause(weights_between_ranks, LOAD_FIRST, always=True),
-    Cause(gradients_between_ranks, THROUGH_DDP, always=True),
-    Cause(other_weights, LOAD_FIRST, always=True),
-    Cause(scores_between_ranks, DECISIONS, always=True),
-    Cause(other_scores, DECISIONS, always=True),
-    Cause(switches, HAS, always=True),
-    Cause(told_otherwise, DECISIONS, always=True),
+    Cause(H.DECISIONS, other_optimizer, "this step is taken by optimizer {found[0]} in {e.name}, and by optimizer {found[1]} "
+          "in the ranks, in the order of their first steps: all must take the same steps in the same order", always=True),
+    Cause(H.LOAD_FIRST, other_parameters,
+          "the optimizer holds other parameters than in {e.name}; it lacks {found}", always=True),
+    Cause(H.DECISIONS, options_of_ranks,
+          "ranks 0 and {found[0]} have different optimizer options: {found[1]}", always=True),
+    Cause(H.NUMBERS, shuffles_of_ranks, "ranks {found}", always=True),
+    Cause(H.LOAD_FIRST, lambda e: ranks_apart(e, "before"),
+          "ranks 0 and {found[0]} have different weights: {found[1]}", always=True),
+    Cause(H.THROUGH_DDP, lambda e: ranks_apart(e, "gradients"),
+          "ranks 0 and {found[0]} have different gradients: {found[1]}", always=True),
+    Cause(H.LOAD_FIRST, other_weights, "{found}", always=True),
+    Cause(H.DECISIONS, scores_of_ranks, "ReduceLROnPlateau {found}: it needs the figure of all ranks", always=True),
+    Cause(H.DECISIONS, other_scores, "ReduceLROnPlateau {found}", always=True),
+    Cause(H.HAS, other_switches, "{found}", always=True),
+    Cause(H.DECISIONS, unscheduled_options, "different optimizer options: {found}", always=True),
     # Samples, and random numbers that are seen in them.
-    Cause(no_gradients, THROUGH_DDP),
-    Cause(shorter_epoch, TWO_ROUTES),
-    Cause(same_numbers, RANDOM_NUMBERS),
-    Cause(mispaired, TWO_ROUTES),
-    Cause(whole_batch, TWO_ROUTES),
-    Cause(same_on_all_ranks, TWO_ROUTES),
-    Cause(full_steps, STEPS),
-    Cause(full_batches, TWO_ROUTES),
-    Cause(divided_twice, TWO_ROUTES),
-    Cause(other_sampler, TWO_ROUTES),
-    Cause(epoch_again, TWO_ROUTES),
-    Cause(one_shuffles, TWO_ROUTES),
-    Cause(other_count, TWO_ROUTES),
-    Cause(other_length, TWO_ROUTES),
-    Cause(own_order, RANDOM_NUMBERS),
-    Cause(one_rank_draws, RANDOM_NUMBERS),
-    Cause(parted_numbers, RANDOM_NUMBERS),
-    Cause(own_numbers, RANDOM_NUMBERS, stops=True),
-    Cause(other_samples, TWO_ROUTES),
-    Cause(scheduled, DECISIONS, always=True),
+    Cause(H.THROUGH_DDP, lambda e: not any(e.shares[0].last("gradients")) and any(e.one.last("gradients")),
+          "there are no gradients: does the optimizer hold the parameters of the model that is trained, or was the optimizer "
+          "made before that model?"),
+    Cause(H.ROUTES, lambda e: e.step == min(e.pair.lengths) + 1 and other_length(e), "{found}"),
+    Cause(H.NUMBERS, same_numbers, "both draw random numbers in each step, {e.by}, and all ranks draw the same ones, perhaps "
+          "for noise, augmentation or picking the samples of a batch: draw them for the whole batch on each rank, then take "
+          "the rank's part"),
+    Cause(H.ROUTES, lambda e: e.relation == R.SAME and e.samples.mispaired,
+          "{found[0]} is paired with other samples of {found[1]} than in {e.name}"),
+    Cause(H.ROUTES, lambda e: e.relation == R.WHOLE and e.count > 1 and not e.pair.whole_before,
+          "each rank takes the whole batch: {e.samples.sizes}"),
+    Cause(H.ROUTES, lambda e: e.relation == R.ALIKE,
+          "all ranks are fed the same samples, so each of them goes through all samples: {e.samples.sizes}"),
+    Cause(H.STEPS, batches_in_a_step, "each rank takes {found} batches of full size in a step, as {e.name} does alone: divide "
+          "the number of batches in a step by the number of processes ({e.count})"),
+    Cause(H.ROUTES, is_full_size,
+          "each rank takes a full-size batch of its own, instead of batch_size // world_size: {e.samples.sizes}"),
+    Cause(H.ROUTES, lambda e: e.relation not in (R.UNKNOWN, R.SAME, R.WHOLE) and (
+        sum(e.samples.ranks) < 0.6 * e.samples.original), "the batch is divided twice: {e.samples.sizes}"),
+    Cause(H.ROUTES, lambda e: e.relation in (R.OTHERS, R.VALUES, R.OVERLAP) and other_sampler(e),
+          "the samples are drawn by {found[0]} in {e.name}, by {found[1]} now"),
+    Cause(H.ROUTES, lambda e: e.relation not in (R.SAME, R.WHOLE) and e.latest("shuffle")[1]
+          and e.latest("shuffle")[1].value.again,
+          "the samples come in the order of an earlier epoch: set_epoch was not called"),
+    Cause(H.ROUTES, lambda e: e.relation == R.OTHERS and one_shuffles(e),
+          "{found[0]} shuffles, with {found[1]}; {found[2]} does not"),
+    Cause(H.ROUTES, lambda e: e.relation == R.REPEATED, "samples are repeated: {e.samples.sizes}"),
+    Cause(H.ROUTES, lambda e: e.relation == R.MORE, "samples are added: {e.samples.sizes}"),
+    Cause(H.ROUTES, lambda e: e.relation == R.LEFT_OUT, "samples are left out: {e.samples.sizes}"),
+    Cause(H.ROUTES, lambda e: e.relation == R.OVERLAP, "samples are repeated, and others left out: {e.samples.sizes}"),
+    Cause(H.ROUTES, lambda e: e.relation == R.OTHERS and other_length(e), "{found}"),
+    Cause(H.NUMBERS, lambda e: e.relation == R.OTHERS and own_order(e), "the ranks draw different random numbers once per "
+          "pass over the data, by {found}, and are fed other samples than {e.name}: {e.samples.sizes}"),
+    Cause(H.NUMBERS, lambda e: (e.relation == R.OTHERS or e.unexplained) and one_rank_draws(e),
+          "rank {found[0]} draws random numbers for this step, by {found[1]}, and rank {found[2]} does not: all ranks must "
+          "draw equally many"),
+    Cause(H.NUMBERS, parted_numbers, "the ranks drew the same random numbers up to this step, {e.by}, but no longer do: one "
+          "of them has drawn more"),
+    Cause(H.NUMBERS, lambda e: e.drawing and e.numbers_matter, "both draw random numbers in each step, {e.by}, and each rank "
+          "draws its own, which is right for noise and augmentation. Nothing more can be compared until these are turned off "
+          "in both scripts, or drawn for the whole batch", stops=True),
+    Cause(H.ROUTES, lambda e: e.relation == R.OTHERS,
+          "different samples from those of {e.name} in this step, in {e.samples.argument}: {e.samples.sizes}"),
+    Cause(H.DECISIONS, other_options, "different optimizer options: {found}", always=True),
     # Gradients.
-    Cause(buffers, HAS),
-    Cause(one_clips, HAS),
-    Cause(clipped_while_scaled, HAS),
-    Cause(clipped_otherwise, HAS),
-    Cause(loss_gathered, PAIRS),
-    Cause(factor_of_processes, SUMS),
-    Cause(numbers_in_workers, RANDOM_NUMBERS, stops=True),
-    Cause(other_values, RANDOM_NUMBERS),
-    Cause(unequal_parts, SUMS),
-    Cause(clipped_between_ranks, VARY),
+    Cause(H.HAS, lambda e: not e.drawing and e.pair.buffers.compare(e.step), "{found}"),
+    Cause(H.HAS, lambda e: None in e.both("norm") and e.both("norm")[0] is not None,
+          "gradients are clipped in {e.name}, and are no longer"),
+    Cause(H.HAS, lambda e: None in e.both("norm") and e.both("norm")[1] is not None,
+          "gradients were not clipped in {e.name}, and are now"),
+    Cause(H.HAS, clipped_while_scaled,
+          "gradients are clipped while they are scaled in {found}: call scaler.unscale_(optimizer) before"),
+    Cause(H.HAS, lambda e: e.factor is not None and math.isclose(e.factor_unclipped or 0, 1, rel_tol=1e-6),
+          "gradients are clipped to another norm: they are {e.factor:.4g} times those of {e.name}, and were the same before"),
+    Cause(H.PAIRS, lambda e: is_factor(e, 1 / e.count) and e.losses == L.EACH,
+          "{e.all_gradients}, which is 1 / the number of processes ({e.count}): each rank computes the whole loss, but its "
+          "gradient reaches only the rank's own part; gather with gradients"),
+    Cause(H.SUMS, lambda e: is_factor(e, 1 / e.count) and e.losses == L.SUM,
+          "{e.all_gradients}, which is 1 / the number of processes ({e.count}): the sum of the ranks' losses is the original's "
+          "loss: DDP takes the mean over ranks, so multiply by world_size"),
+    Cause(H.SUMS, lambda e: is_factor(e, 1 / e.count),
+          "{e.all_gradients}, which is 1 / the number of processes ({e.count}): DDP takes the mean over ranks (is the loss a "
+          "sum over the batch, or are gradients clipped to another norm?)"),
+    Cause(H.SUMS, lambda e: is_factor(e, e.count), "{e.all_gradients}, the number of processes"),
+    Cause(H.SUMS, lambda e: e.factor is not None, "{e.all_gradients}, with {e.count} processes"),
+    Cause(H.NUMBERS, lambda e: e.unexplained and e.pair.in_workers and e.drawn_values,
+          "{found} has values that {e.name} never feeds it, and loader workers draw random numbers, by {e.pair.in_workers}: "
+          "augmentation or noise. Nothing more can be compared until it is turned off in both", stops=True),
+    Cause(H.NUMBERS, lambda e: e.unexplained and e.drawn_values,
+          "{found} has values that {e.name} never feeds it, and no random numbers are drawn for them in each step: does each "
+          "rank have its own data, or is it prepared differently?"),
+    Cause(H.SUMS, lambda e: len({*e.samples.ranks}) > 1 and e.losses == L.MEAN_OF_SAMPLES,
+          "the loss is a mean, but the ranks' parts are not equal: {e.samples.sizes}; divide each rank's sum by the count of "
+          "the whole batch"),
+    Cause(H.VARY, norms_of_ranks,
+          "gradients are clipped before they are averaged, at norms of {found}: clip after the last backward"),
     # Weights; then what is known where no cause was seen.
-    Cause(weights_afterwards, LOAD_FIRST, always=True),
-    Cause(optimizer_state, LOAD_FIRST),
-    Cause(rounding_decides, CHECK_IT, stops=True),
-    Cause(same_loss, VARY),
-    Cause(summed_loss, SUMS),
-    Cause(other_loss, VARY),
-    Cause(nothing_known, VARY),
+    Cause(H.LOAD_FIRST, lambda e: ranks_apart(e, "after"),
+          "ranks 0 and {found[0]} have different weights after the step: {found[1]}", always=True),
+    Cause(H.LOAD_FIRST, of_the_optimizer, "{e.known}, and the gradients agree, but the optimizer's step does not: was its "
+          "state loaded, as in {e.name}?"),
+    Cause(H.CHECK_IT, by_rounding, "from here on rounding alone moves the gradients of {e.name} as far, most in {found}, so "
+          "smaller faults cannot be seen; all steps before are the same", stops=True),
+    Cause(H.VARY, lambda e: e.losses in (L.MEAN, L.EACH) and len(e.one.all("loss")) > 1,
+          "{e.known} and the same loss, {e.what_differs}; are means of batches averaged that count unequally many targets? "
+          "Divide the sum of a step by its count"),
+    Cause(H.VARY, lambda e: e.losses in (L.MEAN, L.EACH), "{e.known} and the same loss, {e.what_differs}"),
+    Cause(H.SUMS, lambda e: e.losses == L.SUM,
+          "{e.known}, and the ranks' losses add up to the original's loss; {e.what_differs}"),
+    Cause(H.VARY, lambda e: e.losses == L.OTHER and ", ".join(f"{sum(share.all('loss')):.6g}" for share in e.shares),
+          "{e.known}, but the ranks' losses are {found}, and neither their mean nor their sum is that of {e.name}. Do parts "
+          "count differently (padding, ignore_index, class weights), is something computed over the batch (mining, a "
+          "contrastive loss), or are labels, which the model does not see, paired with other samples? {e.what_differs}"),
+    Cause(H.VARY, lambda e: True, "{e.known}; {e.what_differs}"),
 ]
 
 
 def first_cause(e):
     """The first row that holds, and its sentence, or nothing."""
     for cause in CAUSES:
-        if (cause.always or e.parted) and (sentence := cause.holds(e)):
-            return cause, sentence
+        if (cause.always or e.parted) and (found := cause.holds(e)):
+            return cause, cause.sentence.format(e=e, found=found)
     return None, ""

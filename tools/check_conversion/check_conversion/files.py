@@ -6,7 +6,6 @@ import re
 import sys
 import zipfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch

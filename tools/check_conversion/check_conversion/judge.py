@@ -2,22 +2,11 @@
 import re
 
 from check_conversion import outputs, training
-from check_conversion.measure import KINDS
+from check_conversion.records import KINDS
 from check_conversion.running import own_error
 from check_conversion.samples import Losses
-from check_conversion.sketch import few
 from check_conversion.training import Pair, Training
-from check_conversion.verdict import (
-    CHAPTER,
-    END,
-    ERRORS,
-    HANGS,
-    THROUGH_DDP,
-    TWO_ROUTES,
-    CannotSay,
-    Fault,
-    Verdict,
-)
+from check_conversion.verdict import CHAPTER, CannotSay, Fault, Heading, Verdict, few
 
 SHOWN = 3  # faults of what is printed and saved
 
@@ -88,24 +77,24 @@ def how_it_ended(original, converted):
     """A fault of the converted script's run as a whole."""
     counts = [len(rank.steps) for rank in converted.ranks]
     if converted.waits:
-        return Fault("\n  ".join(["it hangs:", *converted.waits]), HANGS)
+        return Fault("\n  ".join(["it hangs:", *converted.waits]), Heading.HANGS)
     if {*counts} == {len(original.ranks[0].steps)} and re.search(
             "terminate called without|SIGABRT", converted.stderr):
         return Fault("it aborts when it ends: import torch.distributed.nn before the process group is made, and del model "
-                     "before it is destroyed", END)
+                     "before it is destroyed", Heading.END)
     if converted.status:
         error = own_error(converted.stderr)
         gone = re.search("Connection (reset|closed)", error)
         steps = ", ".join(map(str, counts)) or 0
         ended = " (the rank that it waits for has ended)" * bool(gone)
-        return Fault(f"it fails after the ranks took {steps} steps: {error}{ended}", HANGS if gone else ERRORS)
+        return Fault(f"it fails after the ranks took {steps} steps: {error}{ended}", Heading.HANGS if gone else Heading.ERRORS)
     if converted.outlived:
-        return Fault("it leaves processes behind", END)
+        return Fault("it leaves processes behind", Heading.END)
     if not converted.ranks:
         raise CannotSay(f"{converted.name} takes no optimizer step{resumed(converted)}")
     if idle := converted.idle:
         return Fault(f"rank {' and '.join(map(str, idle))} did not train: {len(idle) + len(counts)} processes were "
-                     f"started, {len(counts)} trained", THROUGH_DDP)
+                     f"started, {len(counts)} trained", Heading.THROUGH_DDP)
     return None
 
 
@@ -140,21 +129,20 @@ def judge_outputs(original, nudged, converted, agree, pair):
                         "rounding alone moves the weights by 1% of what training does, so neither "
                         "smaller faults nor the figures of later steps can be judged: lower the learning rate in both")
     return Verdict(int(agree.not_shared_out or bool(faults)), [
-        *say_training(agree, converted, parts, not_compared(original, converted)),
+        *say_training(agree, converted, not_compared(original, converted)),
         *map(str, faults[:SHOWN]), *[f"and {len(faults) - SHOWN} more faults of this kind"] * (len(faults) > SHOWN),
-        *(f"{part.what}: {part.same} the same" for part in parts if part.same),
-        *say_rest(original, converted, parts, agree, pair)])
+        *(f"{part.what}: {part.count} the same" for part in parts if part.count),
+        *say_rest(original, converted, parts, pair)])
 
 
-def say_training(agree, converted, parts, without):
+def say_training(agree, converted, without):
     count = len(converted.ranks)
-    compared = ", ".join(["training", *(part.same for part in parts if part.same)])
     yield (f"the same training{', but not split between ranks' * agree.not_shared_out}: {agree.steps} steps "
            f"with {count} process{'es' * (count > 1)}{', SyncBatchNorm' * ('synchronised' in converted.names('batchnorm'))}"
            + f"; not compared: {', '.join(without)}" * bool(without))
     yield f"weights within {agree.weights:.0e} of their norm; rounding alone moves them by {agree.rounding:.0e}"
     if agree.not_shared_out:
-        yield str(Fault("each rank computes all of it: give each its part of the batch", TWO_ROUTES))
+        yield str(Fault("each rank computes all of it: give each its part of the batch", Heading.ROUTES))
     elif agree.whole:
         parts = {*agree.whole} <= {Losses.MEAN, Losses.SUM, Losses.MEAN_OF_SAMPLES}
         yield "every rank runs the forward pass on the whole batch" + ", but takes the loss of its own part only" * parts
@@ -169,13 +157,13 @@ def not_compared(original, converted):
     return [*["BatchNorm"] * ("frozen" in converted.names("batchnorm")), *sorted(found, reverse=True)]
 
 
-def say_rest(original, converted, parts, agree, pair):
+def say_rest(original, converted, parts, pair):
     """Each thing once: three names and a count."""
     for text, names in (
             (f"not {'/'.join(dict.fromkeys(part.what for part in parts if part.missing))} by {converted.name} in these words",
              [one for part in parts for one in part.missing]),
             (f"not compared, because it differs in each run of {original.name}", [one for part in parts for one in part.varying]),
-            ("not compared, because the gradient is nothing but rounding", agree.noise),
+            ("not compared, because the gradient is nothing but rounding", pair.noise),
             ("not compared, because it is on only where there is a GPU", sorted(pair.on_gpus))):
         if names:
             yield f"{text}: {few(names)}"

@@ -6,14 +6,13 @@ compared. All else has to be the same, as far as rounding moves it.
 """
 import collections
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from check_conversion.files import Tensor
-from check_conversion.measure import KINDS, LARGE, TIMES, Measured
-from check_conversion.sketch import distance, few, norm
-from check_conversion.verdict import BY_ALL, FIGURES, SAVING, Fault
+from check_conversion.measure import LARGE, TIMES, Measured, distance, norm
+from check_conversion.records import KINDS
+from check_conversion.verdict import Fault, Heading, few
 
 NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?|none)\b)"
 # What a line may have in a figure's place: also 3/50, 12ms, 0:01:22, 2026-01-31, 0x7f12ab, Mon, Jan, PM.
@@ -125,14 +124,15 @@ def is_setting(name):
     return bool(SETTINGS & {*name.split(".")}) or name.endswith("num_batches_tracked")
 
 
-# How far the numbers of a place may part.
+# How far they may part.
 
 class Figures(Measured):
     """Numbers of the same place, one after the other. A printed figure may also be rounded to another last digit, but by
     chance: that is rarer, the less rounding moves the figure."""
 
     def __init__(self, kind, drift):
-        super().__init__(max(KINDS[kind].floor, TIMES * drift))
+        super().__init__(kind)
+        self.floor = max(self.floor, TIMES * drift)
         self.least = max(LARGE if kind != "figure" else 0, BY_ROUNDING * drift)
         self.expected, self.flipped = 0.0, []  # last digits that chance changes; the rows that have such
 
@@ -164,29 +164,44 @@ class Figures(Measured):
         return self.flipped if len(self.flipped) > 3 * self.expected + 0.01 * rows else []
 
 
-@dataclass
-class Compared:
-    """Items of one place."""
-    same: int = 0
-    total: int = 0
-    parted: list = field(default_factory=list)  # pairs: how the original shows it, and how the converted script does
-    counted: list = field(default_factory=list)  # other numbers of items: how many, instead of how many, and the first
-    missing: list = field(default_factory=list)
-    varying: list = field(default_factory=list)  # with something that differs in each run of the original
-    unlike: list = field(default_factory=list)  # that differ as a whole in each run
-
-
 class Comparison:
-    """Of the items of one place, in the original's two runs and in the converted script's."""
+    """Of the items of one place, in the original's two runs and in the converted script's; and what is said of it."""
 
-    def __init__(self, drift):
-        self.drift, self.judges, self.found = drift, {}, Compared()
+    def __init__(self, what, names, drift, place=""):
+        self.what, self.names, self.drift, self.place = what, names, drift, place
+        self.judges = {}
+        self.same, self.total, self.noun = 0, 0, "line"
+        self.parted = []  # pairs: how the original shows an item, and how the converted script does
+        self.missing, self.varying, self.remarks, self.faults = [], [], [], []
 
-    def judge(self, place, index, one):
-        key = one.group or (place, index)
-        if key not in self.judges:
-            self.judges[key] = Figures(one.kind, self.drift)
-        return self.judges[key]
+    @property
+    def count(self):
+        return f"{self.same} of {self.total} {self.noun}{'s' * (self.total != 1)}" if self.total else ""
+
+    def add(self, other):
+        """What is said of one of several places."""
+        for said in ("missing", "varying", "remarks", "faults"):
+            getattr(self, said).extend(getattr(other, said))
+
+    def fault(self, text, heading, measured=False):
+        self.faults.append(Fault(f"{self.place}{text}", heading, measured=measured))
+
+    def compare(self, original, nudged, converted):
+        self.learn_groups(original, nudged)
+        for name, items in original.items():
+            theirs, skipped = counterpart(name, original, converted)
+            again, others = nudged.get(name, []), converted.get(theirs, [])
+            self.total += len(items)
+            if len(again) != len(items):
+                self.varying += [self.place + one.shown for one in items]
+            elif not others:
+                self.missing += [one.shown for one in items]
+            elif len(others) != len(items):
+                self.fault(f"{self.what} {len(others)} times instead of {len(items)}: {items[0].shown}",
+                           Heading.BY_ALL if len(others) > len(items) else Heading.FIGURES)
+            else:
+                self.compare_rows(name, items, again, others, skipped)
+        return self
 
     def learn_groups(self, original, nudged):
         """The largest of each group, and how far rounding parts any of it."""
@@ -197,45 +212,30 @@ class Comparison:
             judge.largest = max(judge.largest, norm(a.values))
         for judge, a, b in pairs:
             if not judge.varies(a, b):
-                judge.parted = max(judge.parted, distance(a.values, b.values))
+                judge.learn(a.values, b.values)
 
-    def compare(self, original, nudged, converted):
-        self.learn_groups(original, nudged)
-        found = self.found
-        for name, items in original.items():
-            theirs, skipped = counterpart(name, original, converted)
-            again, others = nudged.get(name, []), converted.get(theirs, [])
-            found.total += len(items)
-            if len(again) != len(items):
-                found.unlike += [one.shown for one in items]
-            elif not others:
-                found.missing += [one.shown for one in items]
-            elif len(others) != len(items):
-                found.counted.append((len(others), len(items), items[0].shown))
-            else:
-                self.compare_rows(name, items, again, others, skipped)
-        return found
+    def judge(self, place, index, one):
+        key = one.group or (place, index)
+        if key not in self.judges:
+            self.judges[key] = Figures(one.kind, self.drift)
+        return self.judges[key]
 
     def compare_rows(self, name, items, again, others, skipped):
         """Of items of the same name: those that part, and those with something that varies."""
         parted, varying = set(), set()
-        for place in range(len(items[0].parts)):
+        for place, first in enumerate(items[0].parts):
             rows = [(one.parts[place], nudged.parts[place], other.parts[skipped + place])
-                    if min(len(nudged.parts), len(other.parts) - skipped) > place else None
                     for one, nudged, other in zip(items, again, others)]
-            moved = [row is None or self.varies((name, place), *row[:2]) for row in rows]
+            moved = [self.varies((name, place), *row[:2]) for row in rows]
             if 2 * sum(moved) > len(rows):  # a time, where it is too short to be seen too
                 moved = [True] * len(rows)
-            for k, (row, varies) in enumerate(zip(rows, moved)):
-                if varies:
-                    varying.add(k)
-                elif self.differs((name, place), k, *row):
-                    parted.add(k)
-            for index in range(len(items[0].parts[place].numbers)):
-                parted.update(self.judge((name, place), index, items[0].parts[place].numbers[index]).flipped_by_fault(len(rows)))
-        self.found.parted += [(items[k].shown, others[k].shown) for k in sorted(parted)]
-        self.found.varying += [items[k].shown for k in sorted(varying - parted)]
-        self.found.same += len(items) - len(parted)
+            varying.update(k for k, varies in enumerate(moved) if varies)
+            parted.update(k for k, varies in enumerate(moved) if not varies and self.differs((name, place), k, *rows[k]))
+            for index, one in enumerate(first.numbers):
+                parted.update(self.judge((name, place), index, one).flipped_by_fault(len(rows)))
+        self.parted += [(items[k].shown, others[k].shown) for k in sorted(parted)]
+        self.varying += [self.place + items[k].shown for k in sorted(varying - parted)]
+        self.same += len(items) - len(parted)
 
     def varies(self, place, part, nudged):
         return part.around != nudged.around or any(
@@ -244,8 +244,14 @@ class Comparison:
     def differs(self, place, row, part, nudged, other):
         if part.around != other.around:
             return True
-        three = [*zip(part.numbers, nudged.numbers, other.numbers)]
-        return any([self.judge(place, index, one[0]).part(*one, row) for index, one in enumerate(three)])
+        three = enumerate(zip(part.numbers, nudged.numbers, other.numbers))
+        return max([self.judge(place, index, one).part(one, *them, row) for index, (one, *them) in three], default=False)
+
+    def say_parted(self):
+        if self.parted:
+            shown = "".join(f"\n  {self.names[0]}: {a}\n  {self.names[1]}: {b}" for a, b in self.parted[:SHOWN])
+            more = f"\n  and {len(self.parted) - SHOWN} more" * (len(self.parted) > SHOWN)
+            self.fault(f"{self.what} differently:{shown}{more}\n ", Heading.FIGURES, measured=True)
 
 
 def counterpart(words, original, converted):
@@ -259,108 +265,81 @@ def counterpart(words, original, converted):
     return words, 0
 
 
-# What is said of it.
-
-@dataclass
-class Said:
-    """Of one part of the verdict."""
-    what: str  # "printed", "files"
-    same: str = ""  # "2 of 2 lines"
-    faults: list = field(default_factory=list)
-    varying: list = field(default_factory=list)
-    missing: list = field(default_factory=list)
-    remarks: list = field(default_factory=list)
-
-
-def many(count, what):
-    return f"{count} {what}{'s' * (count != 1)}"
-
-
-def compare_text(texts, names, drift, verb, noun="line", file="", all_lines=False):
-    """Texts of all three; names: of both scripts; all_lines: the converted script must have each line with figures."""
+def compare_text(texts, found, all_lines=False):
+    """Of all three; all_lines: the converted script must have each line with figures."""
     original, nudged, converted = map(items_of_text, texts)
-    found = Comparison(drift).compare(original, nudged, converted)
-    said = Said(verb, varying=[f"{file}{one}" for one in (*found.unlike, *found.varying)])
-    say_items(said, found, names, verb, file)
-    figures = [one for one in found.missing if TOKEN.search(one)]
-    none_the_same = not any(TOKEN.search(one.shown) for name in original for one in original[name]
-                            if name in converted) and not said.faults
-    if figures and (all_lines or (none_the_same and (len(figures) > 1 or not any(MARK in words for words in converted)))):
-        said.faults.append(Fault(f"{file}{many(len(figures), noun)} with figures not {verb} by {names[1]} in these words: "
-                                 f"{few(figures, 1)}", FIGURES))
-    else:
-        said.missing = [f"{file}{one}" for one in found.missing]
-    said.same = f"{found.same} of {many(found.total, noun)}" if found.total else ""
-    return said
+    found.compare(original, nudged, converted).say_parted()
+    figures = [line for line in found.missing if TOKEN.search(line)]
+    others = [name for name in original if MARK in name and name in converted]
+    if figures and (all_lines or not (others or found.faults) and (
+            len(figures) > 1 or not any(MARK in name for name in converted))):
+        found.fault(f"not {found.what} by {found.names[1]} in these words: {few(figures)}", Heading.FIGURES)
+        found.missing = []
+    found.missing = [f"{found.place}{line}" for line in found.missing]
+    return found
 
 
-def say_items(said, found, names, verb, file=""):
-    for now, before, first in found.counted:
-        heading = BY_ALL if now > before else FIGURES
-        said.faults.append(Fault(f"{file}{verb} {now} times instead of {before}: {first}", heading))
-    if found.parted:
-        shown = "".join(f"\n  {names[0]}: {a}\n  {names[1]}: {b}" for a, b in found.parted[:SHOWN])
-        more = f"\n  and {many(len(found.parted) - SHOWN, 'more')}".rstrip("s") * (len(found.parted) > SHOWN)
-        said.faults.append(Fault(f"{file}{verb} differently:{shown}{more}\n ", FIGURES, measured=True))
-
-
-def compare_log(original, nudged, converted, drift):
-    found = Comparison(drift).compare(*map(items_of_log, (original, nudged, converted)))
-    said = Said("logged", varying=found.unlike + found.varying)
-    say_items(said, found, (original.name, converted.name), "logged")
+def compare_log(runs, found):
+    found.noun = "figure"
+    found.compare(*map(items_of_log, runs)).say_parted()
     if found.missing:
-        said.faults.append(Fault(f"not logged by {converted.name}: {few(found.missing)}", FIGURES))
-    said.same = f"{found.same} of {many(found.total, 'figure')}" if found.total else ""
-    return said
+        found.fault(f"not logged by {found.names[1]}: {few(found.missing)}", Heading.FIGURES)
+        found.missing = []
+    return found
 
 
 # Files.
 
-def compare_values(name, values, names, drift):
-    """Of what is in one file of tensors, numbers and strings, in all three runs."""
+def compare_values(values, found):
+    """Of the tensors, numbers and strings in a file, in all three runs."""
     one, nudged, other = values
-    other, renamed = in_the_same_words(one, other)
-    said = Said(name)
+    other, renamed = under_the_same_names(one, other)
     if renamed == "module.":
-        said.faults.append(Fault(f"{name}: the saved names begin with `module.`: save model.module.state_dict()", SAVING))
-        return said
-    compared = {key: part for key, part in one.items() if not is_setting(key)}
-    found = Comparison(drift).compare(*map(items_of_values, (compared, nudged, other)))
-    said.varying = [f"{name}: {key}" for key in dict.fromkeys(found.unlike + found.varying)]
+        found.fault("the saved names begin with `module.`: save model.module.state_dict()", Heading.SAVING)
+        return found
+    found.compare(*map(items_of_values, ({key: part for key, part in one.items() if not is_setting(key)}, nudged, other)))
+    found.varying = [*dict.fromkeys(found.varying)]
     reordered = [a for a, b in found.parted if in_another_order(one.get(a), other.get(b))]
-    different = [(a, b) for a, b in found.parted if a not in reordered]
+    different = [a for a, _ in found.parted if a not in reordered]
+    tensors = [a for a in different if isinstance(one.get(a), Tensor)]
+    shapes = [f"{a} has the shape {other[a].shape} instead of {one[a].shape}" for a in tensors
+              if isinstance(other.get(a), Tensor) and other[a].shape != one[a].shape]
     lacking = [key for key in one if key not in other and key in nudged]
-    if tensors := [key for key in lacking if isinstance(one[key], Tensor)]:
-        said.faults.append(Fault(f"{name}: without {few(tensors)}", SAVING))
-    elif unlike := [f"{key} has the shape {other[key].shape} instead of {one[key].shape}" for key, _ in different
-                    if isinstance(one.get(key), Tensor) and isinstance(other.get(key), Tensor)
-                    and other[key].shape != one[key].shape]:
-        said.faults.append(Fault(f"{name}: {few(unlike)}", SAVING))
-    elif tensors := [a for a, _ in different if isinstance(one.get(a), Tensor)]:
-        said.faults.append(Fault(f"{name}: a different {few(tensors)} is saved", SAVING, measured=True))
-    elif values := [f"{a} in {names[0]}, {b} in {names[1]}" for a, b in different]:
-        said.faults.append(Fault(f"{name}: a different value is saved: {few(values)}", FIGURES, measured=True))
-    said.remarks += [f"{name}: {few(those)} {what}" for those, what in (
-        (lacking * (not said.faults), f"is not saved by {names[1]}"),
-        ([key for key in other if key not in one], f"is saved by {names[1]} alone"),
-        ([key for key in one if key in other and is_setting(key) and not isinstance(one[key], Tensor)
-          and one[key] != other[key] and nudged.get(key) == one[key]], "is another setting"),
-        (reordered, "has the same rows or columns in another order"),
-        ([renamed] * bool(renamed), "is saved under other names")) if those]
-    return said
+    if lost := [key for key in lacking if isinstance(one[key], Tensor)]:
+        found.fault(f"without {few(lost)}", Heading.SAVING)
+    elif shapes:
+        found.fault(few(shapes), Heading.SAVING)
+    elif tensors:
+        found.fault(f"a different {few(tensors)} is saved", Heading.SAVING, measured=True)
+    elif different:
+        pairs = few(f"{a} in {found.names[0]}, {b} in {found.names[1]}" for a, b in found.parted if a in different)
+        found.fault(f"a different value is saved: {pairs}", Heading.FIGURES, measured=True)
+    found.missing = []
+    for keys, what in ((lacking * (not found.faults), f"not saved by {found.names[1]}"),
+                       ([key for key in other if key not in one], f"saved by {found.names[1]} alone"),
+                       ([key for key in one if is_setting(key) and is_other(one[key], nudged.get(key), other.get(key))],
+                        "another setting"),
+                       (reordered, "the same rows or columns in another order"),
+                       ([renamed] * bool(renamed), "saved under other names")):
+        found.remarks += [f"{found.place}{what}: {few(keys)}"] * bool(keys)
+    return found
 
 
-def in_the_same_words(one, other):
+def is_other(one, nudged, other):
+    return not isinstance(one, Tensor) and one == nudged and other is not None and other != one
+
+
+def under_the_same_names(one, other):
     """The converted script's values under the original's names, and what was renamed: FSDP's optimizer has the parameters'
     names, torch.optim's their numbers; and names may begin with module., at any place."""
-    plain = {re.sub(r"(^|\.)module\.", r"\1", key): key for key in other}
+    plain = {re.sub(r"(^|\.)module\.", r"\1", key) for key in other} - other.keys()
     if any(key in plain and key not in other for key in one):
         return other, "module."
     lacking, more = ([key for key, part in values.items() if isinstance(part, Tensor) and key not in others
                       and of_optimizer(key, values)] for values, others in ((one, other), (other, one)))
     if lacking and [one[key].shape for key in lacking] == [other[key].shape for key in more]:
         names = dict(zip(more, lacking))
-        return {names.get(key, key): part for key, part in other.items()}, f"{more[0].rpartition('.')[0]}"
+        return {names.get(key, key): part for key, part in other.items()}, few(more)
     return other, ""
 
 
@@ -371,7 +350,7 @@ def in_another_order(one, other):
 
 
 def pair(found, others):
-    """Files of the same name; the rest by kind and ending, in their order."""
+    """Files of the same name; the rest by their endings, in their order."""
     both = {name: name for name in found if name in others}
     rest = [name for name in others if name not in found]
     for name in found:
@@ -391,54 +370,49 @@ def writers(run):
     return found
 
 
-def compare_files(original, nudged, converted, drift):
-    names, found = (original.name, converted.name), Said("files")
+def compare_files(original, nudged, converted, found):
     ours, again = pair(original.files, converted.files), pair(original.files, nudged.files)
     by, by_original, same, unread = writers(converted), writers(original), [], []
     for name, file in original.files.items():
-        if name not in ours:
-            found.faults.append(Fault(f"not written by {names[1]}: {name}", SAVING))
-            continue
-        if name not in again:
+        our = ours.get(name)
+        if not our:
+            found.fault(f"not written by {found.names[1]}: {name}", Heading.SAVING)
+        elif name not in again:
             found.varying.append(name)
-            continue
-        three = file, nudged.files[again[name]], converted.files[ours[name]]
-        kinds = [one.kind for one in three]
-        ranks = sorted(by[ours[name]])
-        if len(ranks) > 1 and len(by_original[name]) <= 1:
-            found.faults.append(Fault(f"{ours[name]} is written by ranks {' and '.join(map(str, ranks))}", SAVING))
-            continue
-        if kinds[0] == "unread":
-            unread.append(f"{ours[name]} ({three[0].why})")
-            continue
-        if kinds[2] != kinds[0]:
-            found.faults.append(Fault(f"{ours[name]} cannot be read as that of {names[0]}: {three[2].why or three[2].kind}",
-                                      SAVING))
-            continue
-        said = (compare_values(ours[name], [one.values for one in three], names, drift) if kinds[0] == "values"
-                else compare_lines_in(ours[name], [one.text for one in three], names, drift))
-        said.faults += compare_text([name, again[name], ours[name]], names, drift, "named").faults if name != ours[name] else []
-        same += [ours[name]] * (not said.faults)
-        for kind in ("faults", "varying", "missing", "remarks"):
-            getattr(found, kind).extend(getattr(said, kind))
+        elif len(by[our]) > 1 >= len(by_original[name]):
+            found.fault(f"{our} is written by ranks {' and '.join(map(str, sorted(by[our])))}", Heading.SAVING)
+        elif file.kind == "unread":
+            unread.append(f"{our} ({file.why})")
+        elif converted.files[our].kind != file.kind:
+            found.fault(f"{our} cannot be read as in {found.names[0]}: it is {converted.files[our].why or 'of another kind'}",
+                        Heading.SAVING)
+        else:
+            inside = compare_file(our, (file, nudged.files[again[name]], converted.files[our]), found)
+            if name != our:
+                inside.add(compare_text([name, again[name], our], Comparison("named", found.names, found.drift)))
+            same += [our] * (not inside.faults)
+            found.add(inside)
     more = [name for name in converted.files if name not in ours.values()]
-    found.remarks += [f"written by {names[1]} alone: {few(more)}"] * bool(more) + [f"not read: {few(unread)}"] * bool(unread)
-    if original.files:
-        found.same = f"{len(same)} of {many(len(original.files), 'file')}" + f": {few(same)}" * bool(same)
+    found.remarks += [f"written by {found.names[1]} alone: {few(more)}"] * bool(more)
+    found.remarks += [f"not read: {few(unread)}"] * bool(unread)
+    found.same, found.total, found.noun = len(same), len(original.files), "file"
     return found
 
 
-def compare_lines_in(name, texts, names, drift):
-    if Path(name).suffix in TABLES:
-        texts = [text.replace(",", ", ") for text in texts]  # 2,100 are two figures
-    return compare_text(texts, names, drift, "written", file=f"{name}: ", all_lines=Path(name).suffix in DATA)
+def compare_file(name, three, found):
+    inside = Comparison("written", found.names, found.drift, f"{name}: ")
+    if three[0].kind == "values":
+        return compare_values([file.values for file in three], inside)
+    separate = ", " if Path(name).suffix in TABLES else ","  # 2,100 are two figures in a table
+    return compare_text([file.text.replace(",", separate) for file in three], inside, Path(name).suffix in DATA)
 
 
 def compare(original, nudged, converted, drift):
     """All of it, in the order in which the verdict has it."""
     runs, names = (original, nudged, converted), (original.name, converted.name)
     bars = ["\n".join(record.value for process in run.processes for record in process.of("bar")) for run in runs]
-    return [compare_text([run.stdout for run in runs], names, drift, "printed"),
-            compare_text([run.errors for run in runs], names, drift, "written to stderr"),
-            compare_text(bars, names, drift, "shown in a progress bar", "progress bar"),
-            compare_log(*runs, drift), compare_files(*runs, drift)]
+    return [compare_text([run.stdout for run in runs], Comparison("printed", names, drift)),
+            compare_text([run.errors for run in runs], Comparison("written to stderr", names, drift)),
+            compare_text(bars, Comparison("shown in progress bars", names, drift)),
+            compare_log(runs, Comparison("logged", names, drift)),
+            compare_files(*runs, Comparison("written", names, drift))]

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 VARIABLE = "CHECK_CONVERSION"
+BUCKETS = 32  # numbers in the sketch of a tensor
 
 
 @dataclass
@@ -58,45 +59,56 @@ class Settings:
 class Record(NamedTuple):
     rank: int
     step: int  # how many optimizer steps the process had taken
-    kind: str  # a row of the table below
+    kind: str  # a row of KINDS
     name: str = ""
     value: object = None
 
 
-KINDS = """
-of a step, in the order in which it is made
-  loader      a DataLoader began; name: its sampler's class, value: the class that drops an incomplete batch, or ""
-  shuffle     a sampler began; value: Shuffle
-  fed         a tensor that the model was given in training; name: "Net 0", value: Fed
-  forward     the states of the generators when the model had been called: a checksum by name
-  loss        that backward was called on, without a scaler's scale
-  scale       a GradScaler's
-  norm        of the gradients, before they were clipped
-  switch      name: "autocast in bfloat16", "GradScaler", "dropout of 0.5"; value: whether it is on only with a GPU
-  optimizer   which one takes the step: they count from their first steps
-  options     of each group of its parameters: a dictionary
-  drew        name: a generator; value: a checksum of its state, and whether it has moved since the step before
-  buffer      a tensor that no optimizer holds; value: Fed, with its sketch
-  gradients   of all its parameters: a sketch
-  before      the weights
-  after       the weights: the last record of the step
-  score       that ReduceLROnPlateau was given
+class Kind(NamedTuple):
+    """What is noted, how the ranks together make up the original, and how far they may always part from it."""
+    what: str
+    ranks: str = ""  # empty: it is not compared by itself
+    floor: float | None = None  # a share of the largest of its group; None: they may not part at all
 
-of an optimizer, before its first step
-  parameters  value: Parameters
 
-at any time
-  bar         the last state of a tqdm's: "epoch 1: 6/6, loss=0.5"
-  figure      for TensorBoard or wandb; name: "wandb: loss", value: the figure, and the step that it was logged for
-  wrote       name: a file of the copy that was begun anew or renamed
-  read        name: a file that torch.load has read
-  refused     name: a file outside the copy that would have been written
-  worker drew a generator moved in a loader worker
-  group       the process joins its group
-  float32     name: what computes in less than float64, though that was asked for
-  batchnorm   name: "plain" (on several ranks), "synchronised" or "frozen"
-  unsupported something that the check cannot follow
-"""
+ALIKE, SHARED_OUT, MADE_UP, ALONE = (
+    "each rank has the original's", "each rank has a part of the original's",
+    "the original's is the mean or the sum of the ranks'", "one of the ranks has the original's")
+KINDS = {
+    # Of a step, in the order in which it is made.
+    "loader": Kind("a DataLoader began; name: its sampler's class, value: the class that drops an incomplete batch, or ''"),
+    "shuffle": Kind("a sampler began; value: Shuffle", ALIKE),
+    "score": Kind("that ReduceLROnPlateau was given", ALIKE, 0.01),  # of all scores so far
+    "fed": Kind("a tensor that the model was given in training; name: 'Net 0', value: Fed", SHARED_OUT, 1e-5),
+    "forward": Kind("the states of the generators when the model had been called: a checksum by name"),
+    "loss": Kind("that backward was called on, without a scaler's scale", MADE_UP, 1e-5),
+    "scale": Kind("a GradScaler's"),
+    "norm": Kind("of the gradients, before they were clipped"),
+    "switch": Kind("name: 'autocast in bfloat16', 'GradScaler', 'dropout of 0.5'; value: on only with a GPU", ALIKE),
+    "optimizer": Kind("which one takes the step: they count from their first steps", ALIKE),
+    "options": Kind("of each group of its parameters: a dictionary", ALIKE, 1e-6),
+    "drew": Kind("name: a generator; value: a checksum of its state, and whether it has moved since the step before"),
+    "buffer": Kind("a tensor that no optimizer holds; value: Fed, with its sketch", ALIKE, 1e-6),
+    "gradients": Kind("of all its parameters: a sketch", ALIKE, 0.01),
+    "before": Kind("the weights", ALIKE, 1e-8),  # of the way that training has moved them: no fault is smaller
+    "after": Kind("the weights: the last record of the step", ALIKE, 1e-8),
+    # Of an optimizer, before its first step.
+    "parameters": Kind("value: Parameters", ALIKE),
+    # Of the output; what was printed and what lies in files is no record.
+    "bar": Kind("the last state of a tqdm's: 'epoch 1: 6/6, loss=0.5'", ALONE),
+    "figure": Kind("name: 'wandb: loss', value: the figure, and its step", ALONE, 5e-7),  # scripts may count in float32
+    "tensor": Kind("in a file", ALONE, 5e-7),  # of all in the file whose names end alike
+    "state": Kind("an optimizer's tensor in a file", ALONE, 0.01),  # the same; a tie in a pooling layer parts it
+    "wrote": Kind("name: a file of the copy that was begun anew or renamed", ALONE),
+    # At any time.
+    "read": Kind("name: a file that torch.load has read"),
+    "refused": Kind("name: a file outside the copy that would have been written"),
+    "worker drew": Kind("name: a generator that moved in a loader worker"),
+    "group": Kind("the process joins its group"),
+    "float32": Kind("name: what computes in less than float64, though that was asked for"),
+    "batchnorm": Kind("name: 'plain' (on several ranks), 'synchronised' or 'frozen'"),
+    "unsupported": Kind("name: something that the check cannot follow"),
+}
 
 
 @dataclass

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-from check_conversion.measure import KINDS
+from check_conversion.records import KINDS
 
 SAME = KINDS["fed"].floor
 

@@ -1,17 +1,14 @@
-"""Tensors in a few numbers, which differ as far as the tensors do; and how far two are apart."""
+"""Tensors in a few numbers, which differ as far as the tensors do."""
 import functools
-import math
 from array import array
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from check_conversion.records import Fed
+from check_conversion.records import BUCKETS, Fed
 
-BUCKETS = 32  # numbers in the sketch of a tensor
 ROWS = 1024  # a larger tensor is folded
 MOST_SAMPLES = 10_000
-NO_LONGER = 0.1  # of a difference: a factor that leaves less of it explains it
 
 
 @functools.cache
@@ -78,60 +75,3 @@ def describe(tensor, in_a_list=False):
     except RuntimeError:
         pass  # a tensor without numbers of its own, while torch traces
     return fed
-
-
-# Distances.
-
-def norm(numbers):
-    """Of those that are finite: nothing that is compared with it passes because it is NaN."""
-    try:
-        size = math.hypot(*numbers)
-    except OverflowError:  # a whole number that no float can hold
-        return math.inf
-    return size if math.isfinite(size) else math.hypot(*filter(math.isfinite, numbers))
-
-
-def distance(one, other):
-    """Never NaN: where both have NaN or the same infinity they are equal, where one has, far apart."""
-    if len(one) != len(other):
-        return math.inf
-    try:
-        apart = math.dist(one, other)
-    except OverflowError:
-        return math.inf
-    if not math.isnan(apart):
-        return apart
-    apart = math.hypot(*(a - b for a, b in zip(one, other) if a != b and (a == a or b == b)))
-    return math.inf if math.isnan(apart) else apart
-
-
-def factor_between(one, other):
-    """What all of one times is the other, or None where no factor explains their difference."""
-    apart = distance(one, other)
-    if not math.isfinite(apart) or not norm(one):
-        return None
-    factor = sum(map(math.prod, zip(one, other))) / norm(one) ** 2
-    rest = math.dist([factor * number for number in one], other)
-    return factor if rest < NO_LONGER * apart else None
-
-
-def of_tensors(numbers):
-    return [numbers[i:i + BUCKETS] for i in range(0, len(numbers), BUCKETS)]
-
-
-def apart_in(names, one, other):
-    """The parameters whose numbers differ most, with the factor between them if there is one."""
-    pairs = [*zip(names, of_tensors(one), of_tensors(other))]
-    most = max((distance(a, b) for _, a, b in pairs), default=0)
-    found = []
-    for name, a, b in pairs:
-        if distance(a, b) > NO_LONGER * most:
-            factor = factor_between(a, b)
-            found.append(f"{name} ({factor:.3g} times)" if factor is not None else name)
-    return few(found)
-
-
-def few(names, most=3):
-    """Three names and a count."""
-    names = [*dict.fromkeys(names)]
-    return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)

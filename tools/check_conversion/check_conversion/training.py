@@ -5,12 +5,11 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from check_conversion.causes import Evidence, first_cause, other_scores, scores_between_ranks
-from check_conversion.measure import KINDS, LARGE, TIMES, Measured
+from check_conversion.causes import Evidence, first_cause, other_scores, scores_of_ranks
+from check_conversion.measure import LARGE, TIMES, Measured, distance, norm, of_tensors
 from check_conversion.records import Step
 from check_conversion.samples import Losses, Relation, names_apart
-from check_conversion.sketch import distance, few, norm, of_tensors
-from check_conversion.verdict import DECISIONS, TWO_ROUTES, CannotSay, Fault
+from check_conversion.verdict import CannotSay, Fault, Heading, few
 
 NOISE = 1e-9  # of the largest gradient: one that is 0 in theory, a bias before a norm
 
@@ -19,7 +18,7 @@ class Weights(Measured):
     """Those of one optimizer: how far they may part so far."""
 
     def __init__(self, start, eps):
-        super().__init__(KINDS["weights"].floor)
+        super().__init__("after")
         self.start, self.eps = start, eps
         self.hidden_since = 0  # the step from which on rounding alone is large
         self.shown = False  # in some step a fault of any size would have shown
@@ -39,55 +38,42 @@ class Weights(Measured):
 
 
 class Buffers:
-    """What no optimizer holds, of all steps: a cause where it differs, and rounding has not parted it as far."""
+    """What no optimizer holds: a cause where it differs further than rounding has parted it."""
 
     def __init__(self, pair):
         self.pair, self.measured = pair, {}
 
     def compare(self, k):
         """What differs in step k or in the one before; not what did long before, without training going otherwise."""
-        rows = [*zip(self.pair.steps, self.pair.nudged, *(rank.steps for rank in self.pair.ranks))][:k]
-        for number, (one, nudged, *shares) in enumerate(rows, 1):
-            said = self.between_ranks(number, shares) or self.from_original(number, one, nudged, shares[0])
-            if said:
-                return said if number >= k - 1 else ""
+        rows = [*zip(self.pair.steps, self.pair.nudged.steps, *(rank.steps for rank in self.pair.ranks))][:k]
+        for number, steps in enumerate(rows, 1):
+            one, nudged, *shares = (step.named("buffer") for step in steps)
+            for rank, share in enumerate(shares[1:], 1):
+                if names := self.apart(shares[0], shares[0], share, " on ranks"):
+                    return number >= k - 1 and (
+                        f"{names} differs between ranks 0 and {rank} in step {number}: DDP averages only gradients, so each "
+                        "rank must compute it from the whole batch")
+            if names := self.apart(one, nudged, shares[0]):
+                return number >= k - 1 and f"{names} differs from that of {self.pair.name} in step {number}"
         return ""
 
-    def between_ranks(self, number, shares):
-        one = shares[0].named("buffer")
-        for rank, share in enumerate(shares[1:], 1):
-            other = share.named("buffer")
-            if names := [name for name in one if name in other and self.differs(f"{name} on ranks", one[name], one[name], other[name])]:
-                return (f"{short(names)} differs between ranks 0 and {rank} in step {number}: DDP averages only gradients, "
-                        "so each rank must compute it from the whole batch")
-        return ""
-
-    def from_original(self, number, one, nudged, share):
-        one, nudged, ours = (step.named("buffer") for step in (one, nudged, share))
-        without = {without_variable(name): buffer for name, buffer in ours.items()}
-        names = [name for name, buffer in one.items() if name in nudged
-                 and (other := ours.get(name) or without.get(without_variable(name)))
-                 and self.differs(name, buffer, nudged[name], other)]
-        return f"{short(names)} differs from that of {self.pair.name} in step {number}" if names else ""
+    def apart(self, one, nudged, other, where=""):
+        """Names of what differs, of each way two steps: model.encoder_k, not each of its weights."""
+        without = {name.partition(".")[2] or name: buffer for name, buffer in other.items()}  # the variable's name
+        found = [name for name in one if name in nudged
+                 and (ours := other.get(name) or without.get(name.partition(".")[2] or name))
+                 and self.differs(name + where, one[name], nudged[name], ours)]
+        return few(".".join(name.split(".")[:2]) for name in found)
 
     def differs(self, name, one, nudged, other):
         """Its numbers, its rows in any order, and its columns in any order: keys in a queue may lie in another."""
         differ = []
         for form in ("sketch", "rows", "columns"):
             if getattr(one, form):
-                measured = self.measured.setdefault((name, form), Measured(KINDS["buffer"].floor))
+                measured = self.measured.setdefault((name, form), Measured("buffer"))
                 measured.learn(getattr(one, form), getattr(nudged, form))
                 differ.append(measured.differs(getattr(one, form), getattr(other, form)))
         return all(differ)
-
-
-def short(names):
-    """Two steps of each way: model.encoder_k, not each of its weights."""
-    return few(".".join(name.split(".")[:2]) for name in names)
-
-
-def without_variable(name):
-    return name.partition(".")[2] or name
 
 
 # Parameters whose gradient is nothing but rounding are not compared.
@@ -141,25 +127,24 @@ class Pair:
     def __init__(self, names, original, nudged, ranks, in_workers=()):
         """nudged: the original's second run; None where nothing is nudged. in_workers: generators that moved there."""
         self.name, self.converted = names
-        self.original, self.ranks, self.in_workers = original, ranks, in_workers
-        self.steps, self.nudged, self.nudged_tail = original.steps, (nudged or original).steps, (nudged or original).tail
+        self.original, self.nudged, self.ranks = original, nudged or original, ranks
+        self.steps, self.in_workers = original.steps, " and ".join(in_workers)
         self.lengths = epoch_length(original), epoch_length(ranks[0])
         self.drawn_in_each_step = drawn_in_each_step(self.steps)
         self.on_gpus = {name.partition(" ")[0] for process in (original, *ranks) for step in process.steps
                         for name, only_there in step.get("switch", ()) if only_there}
-        noise = noise_in(self.steps, self.nudged) if nudged else {}
+        noise = noise_in(self.steps, nudged.steps) if nudged else {}
         self.kept = {which: keep(which, original, ranks[0], noise.get(which, ()))
                      for which in {step.last("optimizer") for step in self.steps} if ranks[0].parameters(which)}
         self.noise = [original.parameters(which).names[place] for which in sorted(noise) for place in noise[which]]
         self.weights = {}
-        self.gradients = collections.defaultdict(lambda: Measured(KINDS["gradients"].floor))
-        self.scores = Measured(KINDS["score"].floor)
-        self.buffers = Buffers(self)
+        self.gradients = collections.defaultdict(lambda: Measured("gradients"))
+        self.scores, self.buffers = Measured("score"), Buffers(self)
         self.whole_before = False  # in a step that agreed, each rank took the whole batch, and its own part's loss
 
     def evidence(self, k):
         """Of step k, with what rounding has parted so far."""
-        one, nudged, *shares = (steps[k - 1] for steps in (self.steps, self.nudged, *(rank.steps for rank in self.ranks)))
+        one, nudged, *shares = (process.steps[k - 1] for process in (self.original, self.nudged, *self.ranks))
         which = one.last("optimizer")
         if {share.last("optimizer") for share in shares} == {which} and which in self.kept:
             kept = self.kept[which]
@@ -168,8 +153,8 @@ class Pair:
         if which not in self.weights:
             self.weights[which] = Weights(one.last("before"), self.original.parameters(which).eps)
         self.weights[which].follow(k, one, nudged)
-        self.gradients[which].parted = max(self.gradients[which].parted,
-                                           distance(one.last("gradients"), nudged.last("gradients")))
+        gradients = self.gradients[which]
+        gradients.parted = max(gradients.parted, distance(one.last("gradients"), nudged.last("gradients")))
         for a, b in zip(one.all("score"), nudged.all("score")):
             self.scores.learn([a], [b])
         return Evidence(self, k, one, nudged, shares)
@@ -197,8 +182,7 @@ def unseeded(original, nudged):
     """What shows that the original draws other numbers each time."""
     eps = original.parameters(0).eps
     for k, (a, b) in enumerate(zip(original.steps, nudged.steps), 1):
-        parted = distance(a.last("before"), b.last("before")) > 100 * eps * norm(a.last("before"))
-        if parted:
+        if distance(a.last("before"), b.last("before")) > 100 * eps * norm(a.last("before")):
             return "it begins with different weights" if k == 1 else ""  # rounding, which the rest may follow
         states = b.named("drew")
         if drawn := [name for name, (state, moved) in a.named("drew").items() if moved and states.get(name, (0,))[0] != state]:
@@ -221,74 +205,59 @@ class Training:
     weights: float = 0.0  # how far they parted, and how far rounding parts them, of their norm
     rounding: float = 0.0
     hidden: int = 0  # the step from which on rounding alone is large
-    noise: list = field(default_factory=list)  # parameters that were not compared
 
     @property
     def not_shared_out(self):
         return self.steps == len(self.whole) and {*self.whole} == {Losses.EACH}
 
+    def follow(self, e):
+        """A step that agrees."""
+        if e.relation == Relation.WHOLE and e.count > 1:
+            self.whole.append(e.losses)
+            e.pair.whole_before |= e.losses in (Losses.MEAN, Losses.SUM, Losses.MEAN_OF_SAMPLES)
+        self.unseen += not e.one.get("fed")
+        self.steps, size = e.step, norm(e.one.last("after")) or 1
+        self.weights = max(self.weights, distance(*e.both("after")) / size)
+        self.rounding = max(self.rounding, e.weights.parted / size)
+
 
 def compare(pair, whole=True):
     """All steps that both have, until one of them goes otherwise; whole: both runs came to their ends."""
-    agree, earlier = Training(noise=pair.noise), None
-    common = min(len(steps) for steps in (pair.steps, pair.nudged, *(rank.steps for rank in pair.ranks)))
-    for k in range(1, common + 1):
+    agree, earlier = Training(), None
+    for k in range(1, min(len(process.steps) for process in (pair.original, pair.nudged, *pair.ranks)) + 1):
         e = pair.evidence(k)
         cause, sentence = first_cause(e)
         if cause and earlier and not e.gradients_differ and not cause.always:
-            k, (cause, sentence) = earlier  # gradients that differed before, and moved no weight yet
-        if cause and cause.stops:
-            agree.stopped = f"step {k}: {sentence}"
-            return agree
-        if cause:
-            agree.fault = Fault(sentence, cause.heading, k)
-            return agree
-        if not all(map(math.isfinite, e.one.last("after"))):
+            k, cause, sentence = earlier  # gradients that differed before, and moved no weight yet
+        if not cause and not all(map(math.isfinite, e.one.last("after"))):
             agree.stopped = f"step {k}: the weights of both scripts are no longer finite, so nothing more can be compared"
+        elif cause and cause.stops:
+            agree.stopped = f"step {k}: {sentence}"
+        elif cause:
+            agree.fault = Fault(sentence, cause.heading, k)
+        if agree.fault or agree.stopped:
             return agree
         if e.gradients_differ and not earlier:
-            earlier = k, cause_of(e)
-        follow(agree, pair, e)
+            e.parted = True  # what explains that
+            earlier = k, *first_cause(e)
+        agree.follow(e)
     agree.hidden = min((one.hidden_since for one in pair.weights.values() if one.hidden_since), default=0)
     if whole:
-        agree.fault = last_scores(pair)
-        check_ends(agree, pair)
+        agree.fault = at_the_end(pair, agree.steps)
     return agree
 
 
-def last_scores(pair):
-    """What ReduceLROnPlateau was given after the last step."""
-    e = Evidence(pair, len(pair.steps), pair.original.tail, pair.nudged_tail, [rank.tail for rank in pair.ranks])
-    sentence = scores_between_ranks(e) or other_scores(e)
-    return Fault(sentence, DECISIONS, e.step) if sentence else None
-
-
-def cause_of(e):
-    """Of a step whose gradients differ, but move no weight: what explains them."""
-    e.parted = True
-    return first_cause(e)
-
-
-def follow(agree, pair, e):
-    """A step that agrees."""
-    if e.samples.relation == Relation.WHOLE and e.count > 1:
-        agree.whole.append(e.losses)
-        pair.whole_before |= e.losses in (Losses.MEAN, Losses.SUM, Losses.MEAN_OF_SAMPLES)
-    agree.unseen += not e.one.get("fed")
-    agree.steps, size = e.step, norm(e.one.last("after")) or 1
-    agree.weights = max(agree.weights, distance(e.one.last("after"), e.shares[0].last("after")) / size)
-    agree.rounding = max(agree.rounding, e.weights.parted / size)
-
-
-def check_ends(agree, pair):
-    """Whether both took all their steps, and anything could have been seen in them."""
+def at_the_end(pair, steps):
+    """Whether both took all their steps, whether any fault could have been seen, and the last scores."""
     counts = [len(rank.steps) for rank in pair.ranks]
     if {*counts} != {len(pair.steps)}:
-        heading = TWO_ROUTES if len({*counts}) == 1 else DECISIONS
-        agree.fault = Fault(f"{pair.name} takes {len(pair.steps)} steps, the ranks take {', '.join(map(str, counts))}",
-                            heading, agree.steps + 1)
-    elif not any(one.largest for one in pair.weights.values()):
+        return Fault(f"{pair.name} takes {len(pair.steps)} steps, the ranks take {', '.join(map(str, counts))}",
+                     Heading.ROUTES if len({*counts}) == 1 else Heading.DECISIONS, steps + 1)
+    if not any(one.largest for one in pair.weights.values()):
         raise CannotSay(f"training moves no weight in {pair.name}")
-    elif any(one.largest and not one.shown for one in pair.weights.values()):
+    if any(one.largest and not one.shown for one in pair.weights.values()):
         raise CannotSay(f"in {pair.name} rounding alone moves the weights as far as training does: take a larger learning "
                         "rate in both")
+    e = Evidence(pair, steps, pair.original.tail, pair.nudged.tail, [rank.tail for rank in pair.ranks])
+    sentence = scores_of_ranks(e) or other_scores(e)
+    return Fault(f"ReduceLROnPlateau {sentence}", Heading.DECISIONS, steps) if sentence else None
