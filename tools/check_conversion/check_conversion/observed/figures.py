@@ -5,8 +5,7 @@ import functools
 import importlib.machinery
 import sys
 
-from check_conversion.observed.process import note
-from check_conversion.observed.steps import wrap
+from check_conversion.observed.process import before, note
 
 
 def note_figures(to, figures, step=None):
@@ -19,25 +18,14 @@ def note_figures(to, figures, step=None):
             note("figure", f"{to}: {name}", (float(number), step))
 
 
-def step_of(given, options):
-    """That a figure is logged for: the first thing after it."""
-    return options.get("global_step", options.get("step", given[0] if given else None))
+def note_scalar(writer, tag=None, value=None, global_step=None, *given, **options):
+    figures = options.get("tag_scalar_dict", options.get("scalar_value", value))
+    note_figures("TensorBoard", {options.get("main_tag", tag): figures}, global_step)
 
 
 def change_tensorboard(module):
-    def one(add_scalar):
-        def add_and_note(writer, tag, scalar_value, *given, **options):
-            note_figures("TensorBoard", {tag: scalar_value}, step_of(given, options))
-            return add_scalar(writer, tag, scalar_value, *given, **options)
-        return add_and_note
-
-    def many(add_scalars):
-        def add_and_note(writer, main_tag, tag_scalar_dict, *given, **options):
-            note_figures("TensorBoard", {main_tag: tag_scalar_dict}, step_of(given, options))
-            return add_scalars(writer, main_tag, tag_scalar_dict, *given, **options)
-        return add_and_note
-    wrap(module.SummaryWriter, "add_scalar", one)
-    wrap(module.SummaryWriter, "add_scalars", many)
+    before(module.SummaryWriter, "add_scalar", note_scalar)
+    before(module.SummaryWriter, "add_scalars", note_scalar)
 
 
 def change_wandb(module):
@@ -46,47 +34,39 @@ def change_wandb(module):
 
     def noting(log):
         @functools.wraps(log)
-        def log_and_note(data, *given, **options):
+        def log_and_note(data, step=None, *given, **options):
             if not (under_way or disabled):
-                note_figures("wandb", data, step_of(given, options))
+                note_figures("wandb", data, step)
             under_way.append(True)
             try:
-                return log(data, *given, **options)
+                return log(data, step, *given, **options) if step is not None else log(data, *given, **options)
             finally:
                 under_way.pop()
         return log_and_note
 
-    def starting(init):
-        def start(*given, **options):
-            run = init(*given, **options)
-            disabled[:] = [True] * (options.get("mode") == "disabled")  # on all ranks but one, perhaps
-            if hasattr(run, "log"):
-                run.log = noting(run.log)
-            module.log = noting(module.log)
-            return run
-        return start
-    if hasattr(module, "init") and hasattr(module, "log"):  # else a module of the user's own, perhaps
-        wrap(module, "init", starting)
+    def start(*given, **options):
+        run = init(*given, **options)
+        disabled[:] = [True] * (options.get("mode") == "disabled")  # on all ranks but one, perhaps
+        if hasattr(run, "log"):
+            run.log = noting(run.log)
         module.log = noting(module.log)
+        return run
+    if hasattr(module, "init") and hasattr(module, "log"):  # else a module of the user's own, perhaps
+        init, module.init, module.log = module.init, start, noting(module.log)
 
 
-def state(bar):
-    """Without its clock: `epoch 1: 6/6, loss=0.5`."""
-    count = f"{bar.n}/{bar.total}" if bar.total is not None else f"{bar.n}"
-    name = f"{bar.desc.removesuffix(': ')}: " if bar.desc else ""
-    return f"{name}{count}" + (f", {bar.postfix}" if bar.postfix else "")
+def note_bar(bar):
+    """Its last state without its clock: `epoch 1: 6/6, loss=0.5`."""
+    if not getattr(bar, "disable", True):  # closing it again, it is disabled
+        with contextlib.suppress(AttributeError):  # it was never whole
+            name = f"{bar.desc.removesuffix(': ')}: " if bar.desc else ""
+            count = f"{bar.n}/{bar.total}" if bar.total is not None else f"{bar.n}"
+            note("bar", "", f"{name}{count}" + (f", {bar.postfix}" if bar.postfix else ""))
 
 
 def change_tqdm(module):
     """tqdm.std, whose bars all others inherit from."""
-    def closing(close):
-        def close_and_note(bar):
-            if not getattr(bar, "disable", True):  # closing it again, it is disabled
-                with contextlib.suppress(AttributeError):  # it was never whole
-                    note("bar", "", state(bar))
-            return close(bar)
-        return close_and_note
-    wrap(module.tqdm, "close", closing)
+    before(module.tqdm, "close", note_bar)
 
 
 CHANGES = {"torch.utils.tensorboard.writer": change_tensorboard, "tensorboardX.writer": change_tensorboard,

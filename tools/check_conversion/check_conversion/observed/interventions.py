@@ -15,8 +15,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from check_conversion.observed import process, steps
-from check_conversion.observed.process import note, note_once, settings
-from check_conversion.observed.steps import wrap
+from check_conversion.observed.process import after, before, note, note_once, replace, settings
 
 # No dropout, by whatever name, and no autocast.
 
@@ -62,21 +61,16 @@ def hold_dropout(module, given):
         module.dropout = 0.0
 
 
-def make_without(make):
-    def make_and_turn_off(context, device_type, dtype=None, enabled=True, cache_enabled=None):
-        make(context, device_type, dtype, enabled, cache_enabled)
-        less = str(dtype or torch.get_autocast_dtype(device_type)).removeprefix("torch.")
-        context.switch = (f"autocast in {less}", not context._enabled) if enabled else None
-        context._enabled = False
-    return make_and_turn_off
+def turn_off(result, context, device_type, dtype=None, enabled=True, cache_enabled=None):
+    """One that is off although the script has it on needs a device that is not here."""
+    less = str(dtype or torch.get_autocast_dtype(device_type)).removeprefix("torch.")
+    context.switch = (f"autocast in {less}", not context._enabled) if enabled else None
+    context._enabled = False
 
 
-def enter_and_note(enter):
-    def enter_noted(context):
-        if torch.is_grad_enabled() and getattr(context, "switch", None):
-            note_once("switch", *context.switch)
-        return enter(context)
-    return enter_noted
+def note_autocast(context):
+    if torch.is_grad_enabled() and getattr(context, "switch", None):
+        note_once("switch", *context.switch)
 
 
 # Float64.
@@ -92,12 +86,6 @@ def feed_in_float64(module, given):
     return None
 
 
-def load_in_float64(next_batch):
-    def next_in_float64(iterator):
-        return tree_map(in_float64, next_batch(iterator))
-    return next_in_float64
-
-
 def convert_to_float64(convert):
     def to(tensor, *given, **options):
         given = [torch.float64 if one is torch.float32 else one for one in given]
@@ -107,31 +95,28 @@ def convert_to_float64(convert):
     return to
 
 
-def check_precision(backward):
+def check_precision(tensors, *given, **options):
     """Until the first step: nothing behind a loss may compute in less, where rounding would be larger than what is
     measured."""
-    def check_and_go(tensors, *given, **options):
-        waiting, seen = [one.grad_fn for one in ([tensors] if isinstance(tensors, torch.Tensor) else tensors)], set()
-        while waiting and not process.steps:
-            node = waiting.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            for output in node._input_metadata:
-                if output.dtype in (torch.float32, torch.float16, torch.bfloat16):
-                    note("float32", f"{node.name()} computes in {output.dtype}")
-                    os._exit(1)
-            waiting += [one for one, _ in node.next_functions]
-        return backward(tensors, *given, **options)
-    return check_and_go
+    waiting, seen = [one.grad_fn for one in ([tensors] if isinstance(tensors, torch.Tensor) else tensors)], {None}
+    while waiting and not process.steps:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if narrow := [one.dtype for one in node._input_metadata
+                      if one.dtype in (torch.float32, torch.float16, torch.bfloat16)]:
+            note("float32", f"{node.name()} computes in {narrow[0]}")
+            os._exit(1)
+        waiting += [one for one, _ in node.next_functions]
 
 
 def compute_in_float64():
     torch.set_default_dtype(torch.float64)
     torch.Tensor.float = torch.Tensor.double
-    wrap(torch.Tensor, "to", convert_to_float64)
-    wrap(_BaseDataLoaderIter, "__next__", load_in_float64)
-    wrap(torch.autograd, "backward", check_precision)
+    replace(torch.Tensor, "to", convert_to_float64)
+    replace(_BaseDataLoaderIter, "__next__", lambda load: lambda iterator: tree_map(in_float64, load(iterator)))
+    before(torch.autograd, "backward", check_precision)
     torch.nn.modules.module.register_module_forward_pre_hook(feed_in_float64)
 
 
@@ -250,20 +235,20 @@ def be_second_run():
     register_optimizer_step_post_hook(nudge)  # after the weights have been noted
     torch.nn.modules.module.register_module_forward_pre_hook(nudge_first)
     for name in ("time", "perf_counter", "monotonic", "process_time"):
-        wrap(time, name, run_faster)
+        replace(time, name, run_faster)
 
 
 def install():
     for name in DROPOUTS:
         if hasattr(F, name):
-            wrap(F, name, drop_nothing)
-    wrap(F, "scaled_dot_product_attention", attend_to_all)
-    wrap(torch.Tensor, "bernoulli_", keep_all)
+            replace(F, name, drop_nothing)
+    replace(F, "scaled_dot_product_attention", attend_to_all)
+    replace(torch.Tensor, "bernoulli_", keep_all)
     torch.nn.modules.module.register_module_forward_pre_hook(hold_dropout)
-    wrap(torch.autocast, "__init__", make_without)
-    wrap(torch.autocast, "__enter__", enter_and_note)
-    wrap(F, "batch_norm", normalize_as_asked)
-    wrap(SyncBatchNorm, "forward", synchronise)
+    after(torch.autocast, "__init__", turn_off)
+    before(torch.autocast, "__enter__", note_autocast)
+    replace(F, "batch_norm", normalize_as_asked)
+    replace(SyncBatchNorm, "forward", synchronise)
     DistributedDataParallel._passing_sync_batchnorm_handle = lambda *_: None  # refuses CPUs
     if settings.float64:
         compute_in_float64()

@@ -16,7 +16,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
 
 from check_conversion.observed import process
-from check_conversion.observed.steps import disregard_draws, wrap
+from check_conversion.observed.process import after, before, replace
+from check_conversion.observed.steps import disregard_draws
 from check_conversion.records import Shuffle
 
 
@@ -110,18 +111,14 @@ def dropping(loader):
     return type(loader.sampler).__name__ if getattr(loader.sampler, "drop_last", False) else ""
 
 
-def note_loader(go_through):
-    def note_and_go(loader):
-        if torch.is_grad_enabled():
-            process.note("loader", type(loader.sampler).__name__, dropping(loader))
-        iterator = go_through(loader)
-        disregard_draws()
-        return iterator
-    return note_and_go
+def note_loader(loader):
+    if torch.is_grad_enabled():
+        process.note("loader", type(loader.sampler).__name__, dropping(loader))
 
 
 def install():
-    wrap(DataLoader, "__iter__", note_loader)
-    wrap(RandomSampler, "__iter__", shuffle_all)
-    wrap(SubsetRandomSampler, "__iter__", shuffle_some)
-    wrap(DistributedSampler, "__iter__", share_out)
+    before(DataLoader, "__iter__", note_loader)
+    after(DataLoader, "__iter__", disregard_draws)
+    replace(RandomSampler, "__iter__", shuffle_all)
+    replace(SubsetRandomSampler, "__iter__", shuffle_some)
+    replace(DistributedSampler, "__iter__", share_out)

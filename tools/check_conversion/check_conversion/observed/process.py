@@ -1,6 +1,7 @@
 """What an observed process may write, and where it notes, prints, and says on a signal where it is."""
 import errno
 import faulthandler
+import functools
 import os
 import re
 import signal
@@ -54,6 +55,35 @@ def be_alive(*_):
         last_sign = clock()
 
 
+# Functions that are watched, or replaced.
+
+def replace(owner, name, make):
+    """A function by what is made of it."""
+    function = getattr(owner, name)
+    setattr(owner, name, functools.wraps(function)(make(function)))
+
+
+def before(owner, name, action):
+    """Before each call an action is done with what the function is given."""
+    def make(function):
+        def act_and_go(*given, **options):
+            action(*given, **options)
+            return function(*given, **options)
+        return act_and_go
+    replace(owner, name, make)
+
+
+def after(owner, name, action):
+    """After each call an action is done with its result, and with what the function was given."""
+    def make(function):
+        def go_and_act(*given, **options):
+            result = function(*given, **options)
+            action(result, *given, **options)
+            return result
+        return go_and_act
+    replace(owner, name, make)
+
+
 # Output.
 
 def by_users_line(frame):
@@ -69,15 +99,10 @@ def note_lines():
         os.dup2(os.open(settings.file("stdout"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
 
 
-def note_errors():
-    write = sys.stderr.write
-
-    def write_and_note(text):
-        if by_users_line(sys._getframe().f_back):  # None where the interpreter itself prints a traceback
-            with open(settings.file("errors"), "a") as file:
-                file.write(text)
-        return write(text)
-    sys.stderr.write = write_and_note
+def note_error(text):
+    if by_users_line(sys._getframe(1).f_back):  # None where the interpreter itself prints a traceback
+        with open(settings.file("errors"), "a") as file:
+            file.write(text)
 
 
 # Files: a script writes into its copy alone.
@@ -129,30 +154,26 @@ def watch(event, given):
         note_file("wrote", given[1])
 
 
-def watch_torch():
+def note_save(value, file, *given, **options):
     """torch opens a path in C++, where Python sees nothing of it."""
-    save, load = torch.save, torch.load
+    if isinstance(file, (str, os.PathLike)):
+        protect(file)
+        note_file("wrote", file)
 
-    def save_and_note(value, file, *given, **options):
-        if isinstance(file, (str, os.PathLike)):
-            protect(file)
-            note_file("wrote", file)
-        return save(value, file, *given, **options)
 
-    def load_and_note(file, *given, **options):
-        path = getattr(file, "name", file)
-        if isinstance(path, (str, os.PathLike)):
-            note_file("read", path)
-        return load(file, *given, **options)
-    torch.save, torch.load = save_and_note, load_and_note
+def note_load(file, *given, **options):
+    path = getattr(file, "name", file)
+    if isinstance(path, (str, os.PathLike)):
+        note_file("read", path)
 
 
 def install():
     if "RANK" in os.environ:
         note_lines()
         settings.file("rank").write_text(str(rank))  # also where it will note nothing
-    note_errors()
+    before(sys.stderr, "write", note_error)
     faulthandler.register(signal.SIGUSR2, open(settings.file("stack"), "w"), all_threads=False)
     torch.nn.modules.module.register_module_forward_pre_hook(be_alive)
-    watch_torch()
+    before(torch, "save", note_save)
+    before(torch, "load", note_load)
     sys.addaudithook(watch)

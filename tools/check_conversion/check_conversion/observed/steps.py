@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -17,7 +18,7 @@ from torch.optim.optimizer import (
 from torch.utils.data._utils import fetch as fetching
 
 from check_conversion.observed import modules, process
-from check_conversion.observed.process import note, note_once
+from check_conversion.observed.process import after, before, note, note_once, replace
 from check_conversion.sketch import describe, sketch
 
 # Switches that say how an optimizer computes, not what.
@@ -31,12 +32,6 @@ in_forward = False  # of a model in training
 
 def parameters_of(optimizer):
     return [one for group in optimizer.param_groups for one in group["params"]]
-
-
-def wrap(owner, name, make):
-    """Replaces a function by what is made of it."""
-    replaced = getattr(owner, name)
-    setattr(owner, name, functools.wraps(replaced)(make(replaced)))
 
 
 # Random numbers.
@@ -64,36 +59,26 @@ def note_draws():
     last_states.update(now)
 
 
-def disregard_draws():
+def disregard_draws(*_):
     """What was drawn so far is not the step's: a loader has drawn a seed for its workers."""
     last_states.update(generator_states())
 
 
 def note_worker_draws(fetch):
     """Of a loader's dataset, in a worker."""
-    seen = set()
-
     def fetch_and_note(fetcher, index):
         if torch.utils.data.get_worker_info() is None:
             return fetch(fetcher, index)
-        before = generator_states()
+        states = generator_states()
         batch = fetch(fetcher, index)
         for name, state in generator_states().items():
-            if before.get(name, state) != state and name not in seen:
-                seen.add(name)
-                note("worker drew", name)
+            if states.get(name, state) != state:
+                note_once("worker drew", name)
         return batch
     return fetch_and_note
 
 
 # What a model is fed.
-
-def note_optimizer(add_group):
-    def add_and_note(optimizer, group):
-        add_group(optimizer, group)
-        optimizers.add(optimizer)
-    return add_and_note
-
 
 def is_trained(module):
     if module not in trained:
@@ -130,6 +115,8 @@ def note_class(cls, **options):
 def note_fed(module, given, options):
     while isinstance(getattr(module, "module", None), torch.nn.Module):
         module = module.module
+    if not module.training:
+        note_once("switch", "model.eval()", False)
     name = type(module).__name__.removeprefix("FSDP")
     if torch._C._get_tracing_state() is None:
         for place, argument in [*enumerate(given), *options.items()]:
@@ -141,74 +128,44 @@ def tensors_in(value, path, depth=5):
     """Each with its way there, which a list's elements share: a rank has fewer of them."""
     if isinstance(value, torch.Tensor):
         yield path, value
-    elif depth and isinstance(value, list):
-        for one in value:
-            yield from tensors_in(one, f"{path}[]", depth - 1)
-    elif depth and isinstance(value, tuple):
-        for place, one in enumerate(value):
-            yield from tensors_in(one, f"{path}.{place}", depth - 1)
-    elif depth and isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from tensors_in(one, f"{path}.{key}", depth - 1)
-    elif depth and hasattr(value, "__dict__") and not callable(value):  # an object that has tensors
-        for key, one in vars(value).items():
-            yield from tensors_in(one, f"{path}.{key}", min(depth, 2) - 1)
+        return
+    parts = []
+    if isinstance(value, list):
+        parts = [(f"{path}[]", one) for one in value]
+    elif isinstance(value, tuple):
+        parts = [(f"{path}.{place}", one) for place, one in enumerate(value)]
+    elif isinstance(value, Mapping):
+        parts = [(f"{path}.{key}", one) for key, one in value.items()]
+    elif hasattr(value, "__dict__") and not callable(value):  # an object that has tensors
+        parts, depth = [(f"{path}.{key}", one) for key, one in vars(value).items()], min(depth, 2)
+    for way, one in parts if depth else []:
+        yield from tensors_in(one, way, depth - 1)
 
 
-# Losses, norms, scores.
+# Losses, and the scaler of a loss.
 
-def note_loss(backward):
-    def backward_and_note(tensors, *given, **options):
-        for one in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
-            if one.numel() == 1 and not isinstance(one, DTensor):
-                note("loss", "", one.item() / getattr(one, "scaled_by", 1))
-        return backward(tensors, *given, **options)
-    return backward_and_note
+def note_loss(tensors, *given, **options):
+    for one in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
+        if one.numel() == 1 and not isinstance(one, DTensor):
+            note("loss", "", one.item() / getattr(one, "scaled_by", 1))
 
 
-def note_norm(clip):
-    def clip_and_note(*given, **options):
-        norm = clip(*given, **options)
-        if not isinstance(norm, DTensor):
-            note("norm", "", float(norm))
-        return norm
-    return clip_and_note
-
-
-def note_score(step):
-    def step_and_note(scheduler, metrics, *given, **options):
-        note("score", "", float(metrics))
-        return step(scheduler, metrics, *given, **options)
-    return step_and_note
-
-
-def watch_scaler(scaler_class):
+def note_scaler(result, scaler, *given, enabled=True, **options):
     """One that is off although the script has it on needs a device that is not here."""
-    def make(init):
-        def make_and_note(scaler, *given, **options):
-            init(scaler, *given, **options)
-            scaler.asked_for = options.get("enabled", given[5] if len(given) > 5 else True)
-        return make_and_note
+    scaler.asked_for = given[5] if len(given) > 5 else enabled
 
-    def scale(scale):
-        def scale_and_note(scaler, outputs):
-            scaled = scale(scaler, outputs)
-            if getattr(scaler, "asked_for", False):
-                note_once("switch", "GradScaler", not scaler.is_enabled())
-            if scaler.is_enabled() and isinstance(scaled, torch.Tensor):
-                scaled.scaled_by = scaler.get_scale()
-                note("scale", "", scaled.scaled_by)
-            return scaled
-        return scale_and_note
 
-    def step(step):
-        def step_and_note(scaler, optimizer, *given, **options):
-            if getattr(scaler, "asked_for", False):
-                note_once("switch", "GradScaler.step", not scaler.is_enabled())
-            return step(scaler, optimizer, *given, **options)
-        return step_and_note
-    for name, function in (("__init__", make), ("scale", scale), ("step", step)):
-        wrap(scaler_class, name, function)
+def note_scaled(scaled, scaler, outputs):
+    if getattr(scaler, "asked_for", False):
+        note_once("switch", "GradScaler", not scaler.is_enabled())
+    if scaler.is_enabled() and isinstance(scaled, torch.Tensor):
+        scaled.scaled_by = scaler.get_scale()
+        note("scale", "", scaled.scaled_by)
+
+
+def note_scaler_step(scaler, *given, **options):
+    if getattr(scaler, "asked_for", False):
+        note_once("switch", "GradScaler.step", not scaler.is_enabled())
 
 
 # Steps.
@@ -264,28 +221,23 @@ def after_step(optimizer, given, options):
     process.steps += 1
 
 
-def note_group_of_ranks(form_group):
-    def form_and_note(*given, **options):
-        note("group")
-        form_group(*given, **options)
-        note("group")
-    return form_and_note
-
-
 def install():
-    clip = torch.nn.utils.clip_grad
-    wrap(Optimizer, "add_param_group", note_optimizer)
-    wrap(torch.nn.Module, "__call__", outermost)
-    wrap(torch.nn.Sequential, "forward", outermost)
+    replace(torch.nn.Module, "__call__", outermost)
+    replace(torch.nn.Sequential, "forward", outermost)
     torch.nn.Module.__init_subclass__ = classmethod(note_class)
-    wrap(torch.autograd, "backward", note_loss)
-    wrap(dist, "init_process_group", note_group_of_ranks)
-    wrap(clip, "clip_grad_norm_", note_norm)
+    after(Optimizer, "add_param_group", lambda result, optimizer, group: optimizers.add(optimizer))
+    before(torch.autograd, "backward", note_loss)
+    clip = torch.nn.utils.clip_grad
+    after(clip, "clip_grad_norm_", lambda norm, *_, **__: isinstance(norm, DTensor) or note("norm", "", float(norm)))
     torch.nn.utils.clip_grad_norm_ = clip.clip_grad_norm_
-    wrap(torch.optim.lr_scheduler.ReduceLROnPlateau, "step", note_score)
-    watch_scaler(torch.amp.GradScaler)
+    before(ReduceLROnPlateau, "step", lambda scheduler, metrics, *_, **__: note("score", "", float(metrics)))
+    after(torch.amp.GradScaler, "__init__", note_scaler)
+    after(torch.amp.GradScaler, "scale", note_scaled)
+    before(torch.amp.GradScaler, "step", note_scaler_step)
+    before(dist, "init_process_group", lambda *_, **__: note("group"))
+    after(dist, "init_process_group", lambda *_, **__: note("group"))
     for kind in (fetching._MapDatasetFetcher, fetching._IterableDatasetFetcher):
-        wrap(kind, "fetch", note_worker_draws)
+        replace(kind, "fetch", note_worker_draws)
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
     disregard_draws()
