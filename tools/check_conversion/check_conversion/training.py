@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from check_conversion.causes import Evidence, first_cause, other_scores, scores_of_ranks
-from check_conversion.sketch import LARGE, TIMES, Measured, distance, norm, of_tensors
 from check_conversion.records import Step
 from check_conversion.samples import Losses, Relation, same_twice
+from check_conversion.sketch import LARGE, TIMES, Measured, distance, norm, of_tensors
 from check_conversion.verdict import CannotSay, Fault, Heading, few
 
 NOISE = 1e-9  # of the largest gradient: one that is 0 in theory, a bias before a norm
