@@ -158,10 +158,10 @@ class Figures(Measured):
 class Comparison:
     """Of the items of one place, in the original's two runs and in the converted script's; and what is said of it."""
 
-    def __init__(self, what, names, drift, place=""):
-        self.what, self.names, self.drift, self.place = what, names, drift, place
+    def __init__(self, what, names, drift, place="", noun="line"):
+        self.what, self.names, self.drift, self.place, self.noun = what, names, drift, place, noun
         self.judges = {}
-        self.same, self.total, self.noun = 0, 0, "line"
+        self.same, self.total = 0, 0
         self.parted = []  # pairs: how the original shows an item, and how the converted script does
         self.missing, self.varying, self.remarks, self.faults = [], [], [], []
 
@@ -377,7 +377,7 @@ def compare_files(original, nudged, converted, found):
     more = [name for name in converted.files if name not in ours.values()]
     found.remarks += [f"written by {found.names[1]} alone: {few(more)}"] * bool(more)
     found.remarks += [f"not read: {few(unread)}"] * bool(unread)
-    found.same, found.total, found.noun = len(same), len(original.files), "file"
+    found.same, found.total = len(same), len(original.files)
     return found
 
 
@@ -395,6 +395,6 @@ def compare(original, nudged, converted, drift):
     bars = ["\n".join(record.value for process in run.processes for record in process.of("bar")) for run in runs]
     return [compare_text([run.stdout for run in runs], Comparison("printed", names, drift)),
             compare_text([run.errors for run in runs], Comparison("written to stderr", names, drift)),
-            compare_text(bars, Comparison("shown in progress bars", names, drift)),
-            compare_text([*map(text_of_log, runs)], Comparison("logged", names, drift), every_figure=True),
-            compare_files(*runs, Comparison("written", names, drift))]
+            compare_text(bars, Comparison("shown in progress bars", names, drift, noun="bar")),
+            compare_text([*map(text_of_log, runs)], Comparison("logged", names, drift, noun="figure"), every_figure=True),
+            compare_files(*runs, Comparison("written", names, drift, noun="file"))]

@@ -111,7 +111,7 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
     "weights": {
         "all the same": ([], 0, SAME + r"12 steps with 2 processes, SyncBatchNorm; not compared: autocast weights within \de-1\d "
                          r"of their norm; rounding alone moves them by \de-1\d printed: 2 of 2 lines the same shown in progress "
-                         r"bars: 2 of 2 lines the same written: 2 of 2 files the same not compared, because the gradient"),
+                         r"bars: 2 of 2 bars the same written: 2 of 2 files the same not compared, because the gradient"),
         "others at first": ([at(1, before=times(1.1))], 1, NOT + "step 1: it begins with different weights.*Load first"),
         "others than after the step before": ([at(7, before=times(1.1))], 1, NOT + "step 7: the weights differ before the"),
         "a rank's own in the end": ([at(12, [1], after=times(1.1))], 1, NOT + "step 12: ranks 0 and 1 have different weights"),
