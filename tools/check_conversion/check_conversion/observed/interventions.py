@@ -47,7 +47,7 @@ def attend_to_all(attend):
 def keep_all(bernoulli):
     """Stochastic depth is a dropout of whole samples."""
     def keep(tensor, p=0.5, *given, **options):
-        if steps.in_forward and isinstance(p, float):
+        if steps.under_way and isinstance(p, float):
             note_dropout(1 - p)
             return tensor.fill_(1)
         return bernoulli(tensor, p, *given, **options)
