@@ -1,5 +1,5 @@
-"""What both printed, showed, logged and left in files: all of it in the same way. An item has a place and a name (its words
-in text, its name in a file or a log) and parts with numbers; items of the same place and name are compared in their order.
+"""What both printed, showed, logged and left in files. Text is compared line by line: lines of the same words, in their
+order, number by number; and so are figures of a log, and numbers and strings in a file.
 
 What differs between the two runs of the original by more than rounding is a time, an address or the like: it is not
 compared. All else has to be the same, as far as rounding moves it.
@@ -75,15 +75,16 @@ def items_of_text(text):
 
 def text_of_log(run):
     records = (record for process in run.processes for record in process.of("figure"))
-    return "\n".join(f"{record.name} {record.value[0]!r}" + f" for step {record.value[1]}" * (record.value[1] is not None)
+    return "\n".join(f"{record.name} {record.value[0]!r}" + " for step "
+                                                            f"{record.value[1]}" * (record.value[1] is not None)
                      for record in records)
 
 
 # How far they may part.
 
 class Figures(Measured):
-    """Numbers of the same place, one after the other. A printed figure may also be rounded to another last digit, but by
-    chance: that is rarer, the less rounding moves the figure."""
+    """Numbers of the same place, one after the other. A printed figure may also be rounded to another last digit, but
+    by chance: that is rarer, the less rounding moves the figure."""
 
     def __init__(self, drift):
         super().__init__("figure", TIMES * drift)
@@ -162,7 +163,8 @@ class Comparison:
             if 2 * sum(moved) > len(rows):  # a time, where it is too short to be seen too
                 moved = [True] * len(rows)
             varying.update(k for k, varies in enumerate(moved) if varies)
-            parted.update(k for k, varies in enumerate(moved) if not varies and self.differs((name, place), k, *rows[k]))
+            parted.update(k for k, varies in enumerate(moved)
+                          if not varies and self.differs((name, place), k, *rows[k]))
             for index in range(len(first.numbers)):
                 parted.update(self.judges[name, place, index].flipped_by_fault(len(rows)))
         self.parted += [(items[k].shown, others[k].shown) for k in sorted(parted)]
@@ -233,10 +235,10 @@ def compare_values(values, found):
         found.fault(few(shapes) or f"a different {few(tensors)} is saved", Heading.SAVING, measured=not shapes)
     text = Comparison("saved", found.names, found.drift, found.place)
     found.add(compare_text([plain(each, values) for each in (one, nudged, other)], text, every_line=True))
+    settings = [name for name in one if is_setting(name) and is_other(one[name], nudged.get(name), other.get(name))]
     for names, what in ((lacking * (not found.faults), f"not saved by {found.names[1]}"),
                         ([name for name in other if name not in one], f"saved by {found.names[1]} alone"),
-                        ([name for name in one if is_setting(name) and is_other(one[name], nudged.get(name), other.get(name))],
-                         "another setting"),
+                        (settings, "another setting"),
                         (reordered, "the same rows or columns in another order"),
                         ([renamed] * bool(renamed), "saved under other names")):
         found.remarks += [f"{found.place}{what}: {few(names)}"] * bool(names)
@@ -268,12 +270,13 @@ def compare_tensors(one, nudged, other, drift):
 
 
 def in_groups(tensors, values, drift):
-    """Of each tensor what it is measured by: the largest of all whose names end alike, for one that is 0 in theory has no
-    size of its own."""
+    """Of each tensor what it is measured by: the largest of all whose names end alike, for one that is 0 in theory has
+    no size of its own."""
     groups = {}
     for name, one in tensors.items():
         kind = "state" if of_optimizer(name, values) else "tensor"
-        groups[name] = groups.setdefault((kind, name.rpartition(".")[2]), [Measured(kind, TIMES * drift) for _ in one.sketches])
+        new = [Measured(kind, TIMES * drift) for _ in one.sketches]
+        groups[name] = groups.setdefault((kind, name.rpartition(".")[2]), new)
         for by, a in zip(groups[name], one.sketches):
             by.largest = max(by.largest, norm(a))
     return groups
@@ -282,7 +285,8 @@ def in_groups(tensors, values, drift):
 def plain(values, all_three):
     """Numbers and strings that all three have, as lines."""
     return "\n".join(f"{name}: {' '.join(str(one).split())}" for name, one in values.items()
-                     if all(name in each for each in all_three) and not isinstance(one, Tensor) and not is_setting(name))
+                     if all(name in each for each in all_three) and not isinstance(one, Tensor)
+                     and not is_setting(name))
 
 
 def of_optimizer(name, values):
@@ -301,8 +305,8 @@ def is_other(one, nudged, other):
 
 
 def under_the_same_names(one, other):
-    """The converted script's values under the original's names, and what was renamed: FSDP's optimizer has the parameters'
-    names, torch.optim's their numbers; and names may begin with module., at any place."""
+    """The converted script's values under the original's names, and what was renamed: FSDP's optimizer has the
+    parameters' names, torch.optim's their numbers; and names may begin with module., at any place."""
     plain = {re.sub(r"(^|\.)module\.", r"\1", key) for key in other} - other.keys()
     if any(key in plain and key not in other for key in one):
         return other, "module."
@@ -357,7 +361,8 @@ def compare_files(original, nudged, converted, found):
         elif file.kind == "unread":
             unread.append(f"{our} ({file.why})")
         elif converted.files[our].kind != file.kind:
-            found.fault(f"{our} cannot be read as in {found.names[0]}: it is {converted.files[our].why or 'of another kind'}",
+            found.fault(f"{our} cannot be read as in {found.names[0]}: it is "
+                        f"{converted.files[our].why or 'of another kind'}",
                         Heading.SAVING)
         else:
             inside = compare_file(our, (file, nudged.files[again[name]], converted.files[our]), found)
@@ -387,5 +392,5 @@ def compare(original, nudged, converted, drift):
     return [compare_text([run.stdout for run in runs], Comparison("printed", names, drift)),
             compare_text([run.errors for run in runs], Comparison("written to stderr", names, drift)),
             compare_text(bars, Comparison("shown in progress bars", names, drift, noun="bar")),
-            compare_text([*map(text_of_log, runs)], Comparison("logged", names, drift, noun="figure"), every_figure=True),
+            compare_text([*map(text_of_log, runs)], Comparison("logged", names, drift, noun="figure"), True),
             compare_files(*runs, Comparison("written", names, drift, noun="file"))]

@@ -129,7 +129,7 @@ def compute_in_float64():
     for kind in (torch.Tensor, torch.nn.Module):
         replace(kind, "float", stay_in_float64)
         replace(kind, "to", make_in_float64)
-    for name in ("tensor", "as_tensor", "from_numpy", "zeros", "ones", "empty", "full", "rand", "randn", "arange", "linspace"):
+    for name in ("tensor", "as_tensor", "from_numpy", "zeros", "ones", "empty", "full", "rand", "randn", "arange"):
         replace(torch, name, make_in_float64)
     replace(_BaseDataLoaderIter, "__next__", lambda load: lambda iterator: tree_map(in_float64, load(iterator)))
     before(torch.autograd, "backward", check_precision)
