@@ -255,7 +255,8 @@ def other_switches(e):
     """What is on only where there is a GPU is not compared."""
     def on(step):
         return {name for name in step.named("switch") if name.partition(" ")[0] not in e.pair.on_gpus}
-    for what in sorted(on(e.one).union(*map(on, e.shares))):
+    seen = on(e.one).union(*map(on, e.shares))
+    for what in sorted(seen, key=lambda what: (what != "model.eval()", what)):  # which turns dropout off too
         others = [rank for rank, share in enumerate(e.shares) if (what in on(share)) != (what in on(e.one))]
         if others:
             where = e.pair.converted + f" on rank {others[0]}" * (len(others) < e.count)

@@ -27,6 +27,7 @@ stepped, stepping = [], []  # optimizers that have taken a step; that take one
 trained = weakref.WeakSet()  # modules with their parameters
 noted = {}  # of the step under way: its gradients and options
 under_way = []  # the forward of a model in training, and those of its modules
+modes = []  # whether the model that was called last was in training mode
 
 
 def parameters_of(optimizer):
@@ -104,8 +105,7 @@ def leave(module, given, options, result):
 def note_fed(module, given, options):
     while isinstance(getattr(module, "module", None), torch.nn.Module):
         module = module.module
-    if not module.training:
-        note_once("switch", "model.eval()", False)
+    modes[:] = [module.training]
     name = type(module).__name__.removeprefix("FSDP")
     if torch._C._get_tracing_state() is None:
         for place, argument in [*enumerate(given), *options.items()]:
@@ -134,6 +134,8 @@ def tensors_in(value, path, depth=5):
 # Losses, and the scaler of a loss.
 
 def note_loss(tensors, *given, **options):
+    if False in modes:
+        note_once("switch", "model.eval()", False)
     for one in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
         if one.numel() == 1 and not isinstance(one, DTensor):
             note("loss", "", one.item() / getattr(one, "scaled_by", 1))
