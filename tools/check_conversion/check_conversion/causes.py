@@ -226,15 +226,16 @@ def other_optimizer(e):
 def other_parameters(e):
     names, ours = (process.parameters(e.optimizer).names for process in (e.pair.original, e.pair.ranks[0]))
     one, other = map(len, e.both("before"))
-    return one != other and (few(name for name in names if name not in ours) or "none")
+    return one != other and (few(name for name in names if name not in ours) or "none, but has more")
 
 
 def other_weights(e):
     one, ours = e.both("before")
-    return not e.weights.hidden_since and e.weights.differs(one, ours) and (
-        f"it begins with different weights, most in {apart_in(e.names, one, ours)}: seed both scripts alike"
-        if one == e.weights.start else "the weights differ before the step, although they agreed after the previous "
-                                       "step")
+    if e.weights.hidden_since or not e.weights.differs(one, ours):
+        return ""
+    if one == e.weights.start:
+        return f"it begins with different weights, most in {apart_in(e.names, one, ours)}: seed both scripts alike"
+    return "the weights differ before the step, although they agreed after the previous step"
 
 
 def scores_of_ranks(e):
@@ -281,6 +282,8 @@ def other_length(e):
     if dropped and shuffle and 0 < e.samples.original <= shuffle.value.length % e.count:
         return (f"{said}: {dropped}(drop_last=True) leaves out {shuffle.value.length % e.count} samples, all that the "
                 f"last batch had; leave them out in {e.name} too")
+    if now < before - 1:
+        return said
     return f"{said}, because its loop leaves out the last step, which is incomplete: leave that out in {e.name} too"
 
 
