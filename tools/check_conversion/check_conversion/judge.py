@@ -135,7 +135,7 @@ def judge_outputs(original, nudged, converted, agree, pair):
     return Verdict(int(agree.not_shared_out or bool(faults)), [
         *say_training(agree, converted, not_compared(original, converted)),
         *map(str, faults[:SHOWN]), *[f"and {len(faults) - SHOWN} more faults of this kind"] * (len(faults) > SHOWN),
-        *(f"{part.what}: {part.count} the same" for part in parts if part.count),
+        *(f"{part.what}: {part.count}" for part in parts if part.count),
         *say_rest(original, converted, parts, pair)])
 
 

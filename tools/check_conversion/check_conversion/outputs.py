@@ -121,13 +121,14 @@ class Comparison:
     def __init__(self, what, names, drift, place="", noun="line"):
         self.what, self.names, self.drift, self.place, self.noun = what, names, drift, place, noun
         self.judges = collections.defaultdict(lambda: Figures(drift))  # of each place of an item's numbers
-        self.same, self.total = 0, 0
+        self.same, self.total, self.files = 0, 0, []  # files: the names of those that are the same
         self.parted = []  # pairs: how the original shows an item, and how the converted script does
         self.missing, self.varying, self.remarks, self.faults = [], [], [], []
 
     @property
     def count(self):
-        return f"{self.same} of {self.total} {self.noun}{'s' * (self.total != 1)}" if self.total else ""
+        names = f": {few(self.files)}" * bool(self.files)
+        return f"{self.same} of {self.total} {self.noun}{'s' * (self.total != 1)} the same{names}" if self.total else ""
 
     def add(self, other):
         """What is said of one of several places."""
@@ -373,7 +374,7 @@ def compare_files(original, nudged, converted, found):
     more = [name for name in converted.files if name not in ours.values()]
     found.remarks += [f"written by {found.names[1]} alone: {few(more)}"] * bool(more)
     found.remarks += [f"not read: {few(unread)}"] * bool(unread)
-    found.same, found.total = len(same), len(original.files)
+    found.same, found.total, found.files = len(same), len(original.files), same
     return found
 
 
