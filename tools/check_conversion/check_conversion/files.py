@@ -1,273 +1,196 @@
-"""Compares what both have left: what torch.save was seen to save, and all other new files.
-
-What differs between the two runs of the original by more than rounding is not compared, and named.
-"""
-import collections
+"""Reads what a run has left in its copy of the folder, as it lies there at the end; nothing of it is run."""
+import contextlib
+import io
+import pickle
 import re
-from pathlib import Path
+import sys
+import zipfile
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 
-from check_conversion.buffers import reordered
-from check_conversion.distances import LARGE, TIMES, distance, norm
-from check_conversion.new_files import NewFile
-from check_conversion.outputs import BY_ROUNDING, TOKEN, ZERO, Figures, by_words, compare_texts, few, many
-from check_conversion.protocol import About, Remark, Saved
-from check_conversion.verdict import Compared, Fault
+import torch
+from torch.utils._pytree import tree_flatten_with_path
 
-SETTINGS = {"args", "config", "hparams", "opt", "options", "settings", "param_groups"}
-TABLES = ".csv", ".tsv"
-DATA = (*TABLES, ".json", ".jsonl", ".yaml", ".yml")  # of which each line with a figure counts
+from check_conversion.sketch import describe, sketch, whole
 
-
-# One file.
-
-def under_other_names(one, other):
-    """The original's names of an optimizer's tensors that are there under others: FSDP's optimizer has
-    the parameters' names, torch.optim's their numbers."""
-    lacking = [name for name in one.tensors if name not in other.tensors and of_optimizer(name, one)]
-    more = [name for name in other.tensors if name not in one.tensors and of_optimizer(name, other)]
-    shapes = [[save.tensors[name].shape for name in names] for save, names in ((one, lacking), (other, more))]
-    return dict(zip(more, lacking)) if lacking and shapes[0] == shapes[1] else {}
+MOST = 2**29  # bytes of one file, or of what is in it
+STATES = {torch.get_rng_state().shape, torch.Size([16])}  # of torch's generators, the CPU's and CUDA's
+NUMPYS = {f"numpy.{core}multiarray.{name}" for core in ("core.", "_core.") for name in ("_reconstruct", "scalar")} | {
+    "numpy.ndarray", "numpy.dtype"}
 
 
-def of_optimizer(name, save):
-    """Whether it is of an optimizer's state, beside which its groups are saved."""
-    found = re.match(r"(|.*?\.)state\.", name)
-    return bool(found) and any(key.startswith(f"{found[1]}param_groups.") for key in save.values)
+class Unreadable(Exception):
+    """Why nothing can be said about a file."""
 
 
-def left_out(saves, in_other_order):
-    """Names of what BatchNorm has counted, and of what is said elsewhere to lie in another order."""
-    tensors = {name for one in saves for name in one.tensors}
-    found = {name for name in tensors if name.endswith("num_batches_tracked")}
-    for known in in_other_order:
-        same = [name for name in tensors if f".{name}".endswith(f".{known}")]
-        found |= {*same} if len(same) == 1 else set()
-    return found
+@dataclass
+class File:
+    """A file that is new, or no longer as it was copied."""
+    kind: str  # "text", "values" or "unread"
+    text: str = ""
+    values: dict = field(default_factory=dict)  # by name: a Tensor, or a number or string itself
+    why: str = ""  # it was not read
 
 
-def tensor_varies(one, nudged, drift):
-    """Whether another run of the original has none like it, or rounding alone moves it by 1%."""
-    if nudged is None or nudged.shape != one.shape:
-        return True
-    return any(distance(a, b) > max(LARGE, BY_ROUNDING * drift) * norm(a) + ZERO
-               for a, b in zip(one.sketches, nudged.sketches))
+@dataclass
+class Tensor:
+    """A tensor in a file, in several sketches, for large numbers would hide small ones, or NaN all."""
+    shape: list
+    sketches: list
+    whole: bool = False  # counts, which are never rounded
+    in_any_order: list = field(default_factory=list)  # sorted checksums of its rows, and of its columns
 
 
-def tensor_differs(one, nudged, other, least):
-    """Whether it is further from the original's than rounding explains; least: that may part it."""
-    if one.whole and one == nudged:
-        return other.sketches != one.sketches
-    return any(distance(a, c) > TIMES * distance(a, b) + least * norm(a) + ZERO
-               for a, b, c in zip(one.sketches, nudged.sketches, other.sketches))
+class StandIn:
+    """Whatever a pickle holds besides tensors and plain values: it has its name and its state."""
+
+    def __new__(cls, *given, **options):
+        stand_in = super().__new__(cls)
+        stand_in.state = dict(enumerate(given))
+        return stand_in
+
+    def __init__(self, *given, **options):
+        pass
+
+    def __call__(self, *given, **options):
+        return StandIn(*given)
+
+    def __setstate__(self, state):
+        self.state = state
+
+    def __setitem__(self, key, value):
+        self.state[key] = value
+
+    def append(self, value):
+        self.state[len(self.state)] = value
+
+    def extend(self, values):
+        self.state.update(enumerate(values, len(self.state)))
 
 
-def is_setting(name, value):
-    """What a script was told, not what it found."""
-    return isinstance(value, (bool, int, str)) and bool(SETTINGS & {*name.split(".")})
+class Unpickler(pickle.Unpickler):
+    def find_class(self, module, name):
+        if f"{module}.{name}" in NUMPYS:
+            return super().find_class(module, name)
+        known = torch._weights_only_unpickler._get_allowed_globals()
+        return known.get(f"{module}.{name}") or type(name, (StandIn,), {})
 
 
-def plain(save):
-    return {**save.values, **save.strings}
+PICKLE = SimpleNamespace(__name__="pickle", Unpickler=Unpickler)  # for torch.load
 
 
-def strings_of(saves):
-    """As lines, which a time may be in, or a figure."""
-    return "\n".join(f"{name}: {' '.join(text.split())}" for save in saves for name, text in save.strings.items()
-                     if not is_setting(name, text))
+# What is in it: of each tensor its shape and sketch, of each plain value itself.
+
+def is_generator_state(part):
+    """Which is no part of training: torch's, numpy's or Python's."""
+    if isinstance(part, torch.Tensor):
+        return part.dtype == torch.uint8 and part.shape in STATES
+    if isinstance(part, tuple):
+        numpys = part[:1] and isinstance(part[0], str) and part[0] == "MT19937"
+        return bool(numpys) or (len(part) == 3 and isinstance(part[1], tuple) and len(part[1]) == 625)
+    return str(getattr(part, "dtype", "")) == "uint32" and part.shape == (624,)
 
 
-def varying_in(one, nudged, judges, drift):
-    """Names of what one call of torch.save saves otherwise in each run of the original."""
-    return [key for key, tensor in one.tensors.items() if tensor_varies(tensor, nudged.tensors.get(key), drift)] + [
-        key for key, a in one.values.items() if not is_setting(key, a)
-        and (key not in nudged.values or judges[key].varies(a, nudged.values[key]))]
-
-
-def compare_save(name, one, nudged, other, judges, drift, varying):
-    """One call of torch.save in the original, and its counterpart."""
-    if any(f"module.{key}" in other.tensors and key not in other.tensors for key in one.tensors):
-        return Fault(f"{name}: the saved names begin with `module.`", "Saving")
-    renamed = under_other_names(one, other)
-    tensors = {renamed.get(key, key): saved for key, saved in other.tensors.items()}
-    missing = [key for key in one.tensors if key not in tensors and key not in varying]
-    missing += [key for key in plain(one) if key not in plain(other) and key not in varying]
-    if missing:
-        return Fault(f"{name}: without {', '.join(missing[:3])}", "Saving")
-    for key in one.tensors.keys() - varying:
-        if tensors[key].shape != one.tensors[key].shape:
-            return Fault(f"{name}: {key} has the shape {tensors[key].shape} instead of {one.tensors[key].shape}", "Saving")
-    for key in (key for key in one.tensors if key not in varying):
-        # What an optimizer makes of gradients a tie in a pooling layer may part.
-        least = LARGE if of_optimizer(key, one) else TIMES * drift
-        if tensor_differs(one.tensors[key], nudged.tensors[key], tensors[key], least):
-            return Fault(f"{name}: a different {key} is saved", "Saving", measured=True)
-    parted = [key for key, a in one.values.items() if not is_setting(key, a) and key not in varying
-              and judges[key].differs(a, nudged.values[key], other.values[key])]
-    if parted:
-        said = ", ".join(f"{other.values[key]:g} instead of {one.values[key]:g}" for key in parted[:3])
-        return Fault(f"{name}: a different {', '.join(parted[:3])} is saved: {said}", "Printed figures",
-                     measured=True)
-    return None
-
-
-def compare_saves(name, saves, names, drift, in_other_order):
-    """All that was saved under one name, in all three runs."""
-    judges, found, varying = collections.defaultdict(lambda: Figures(drift)), Compared(), {}
-    there = {key for one in saves[0] for key in (*one.tensors, *plain(one))}
-    out = left_out(saves[0], in_other_order)
-    for one, nudged, other in zip(*saves):
-        vary = varying_in(one, nudged, judges, drift)
-        varying.update(dict.fromkeys(key for key in vary if key not in out))
-        if not found.faults and (fault := compare_save(name, one, nudged, other, judges, drift, {*vary, *out})):
-            found.faults.append(fault)
-    strings = compare_texts([*map(strings_of, saves)], names, drift, "saved", f"{name}: ", lambda line: True)
-    found.faults += strings.faults
-    found.remarks += strings.remarks
-    if varying:
-        found.remarks.append(f"not compared, because {names[0]} saves it differently in each run: {name}: "
-                             f"{', '.join(varying)}")
-    if unknown := {f"{key} ({kind})" for them in saves for one in them for key, kind in one.unknown.items()}:
-        found.remarks.append(f"{name}: not compared: {', '.join(sorted(unknown))}")
-    if reordered_here := sorted(key for key in out if not key.endswith("num_batches_tracked")):
-        found.remarks.append(f"{name}: the same rows or columns in another order: {', '.join(reordered_here)}")
-    found.remarks += more_than_before(name, saves[0][-1], saves[2][-1], names[1])
-    found.whole = bool(there - {*varying} - out) or not (there or unknown)
-    return found
-
-
-def more_than_before(name, one, other, script):
-    if renamed := under_other_names(one, other):
-        yield f"{name}: {', '.join([*renamed.values()][:3])} are saved under other names"
-    for key, a in plain(one).items():
-        if is_setting(key, a) and (b := plain(other).get(key, a)) != a:
-            yield f"{name}: {key} is {b} instead of {a}"
-    known = {**one.tensors, **plain(one), **renamed}
-    if more := [key for key in {**other.tensors, **plain(other)} if key not in known]:
-        yield f"{name}: {', '.join(more[:3])} is saved by {script} alone"
-
-
-def compare_text(name, texts, names, drift):
-    suffix = Path(name).suffix
-    if suffix in TABLES:
-        texts = [text.replace(",", ", ") for text in texts]  # 2,100 are two figures
-    needed = TOKEN.search if suffix in DATA else lambda line: False
-    return compare_texts(texts, names, drift, "written", f"{name}: ", needed)
-
-
-# All files.
-
-def saved_by(run):
-    """By their names: what each call of torch.save saved, and in which rank."""
-    found = collections.defaultdict(list)
-    for process in run.processes:
-        for save in process.of(Saved):
-            found[save.path].append((process.rank, NewFile("saved", saved=save)))
-    return found
-
-
-def left_by(run, other):
-    """By their names: new files, but those that torch.save was seen to write under these names; where
-    the other script has one of them by a copy or under its last name, the files are compared."""
-    noted, noted_there, ranks = saved_by(run), saved_by(other), {}
-    for process in run.processes:
-        for remark in process.of(Remark):
-            if remark.about == About.WRITTEN:
-                ranks.setdefault(remark.name, set()).add(process.rank)
-    return {name: [(rank, one) for rank in sorted(ranks.get(name, {0}))]
-            for name, one in run.new_files.items()
-            if name not in noted or (name in other.new_files and name not in noted_there)}
-
-
-def pair(found, others):
-    """Files of the same name; then those of the same words or tensors; then those of the same kind and
-    ending, in their order. What torch.save has saved may have any ending, for it may be renamed."""
-    def inside(name, one):
-        return {*by_words(one.text)} if one.kind == "text" else one.saved and {*one.saved.tensors}
-
-    def kind(name, one):
-        return one.kind if one.kind == "saved" else (one.kind, Path(name).suffix)
-    both = {name: name for name in found if name in others}
-    for same in (lambda *one: (kind(*one), inside(*one)), kind):
-        rest = [name for name in others if name not in both.values()]
-        for name in (name for name in found if name not in both):
-            alike = [one for one in rest if same(one, others[one][0][1]) == same(name, found[name][0][1])]
-            if alike:
-                both[name] = alike[0]
-                rest.remove(alike[0])
-    return both
-
-
-def compare_contents(name, three, names, drift, in_other_order):
-    """What was left under one name in all three runs."""
-    if three[0][0].kind == "saved":
-        saves = [[one.saved for one in them] for them in three]
-        return compare_saves(name, saves, names, drift, in_other_order)
-    return compare_text(name, [them[0].text for them in three], names, drift)
-
-
-def compare_left(three, names, drift, verb, in_other_order):
-    """What was left under all names: of each run the files, by their names, each with its rank."""
-    found, of_nudged, others = three
-    in_both, in_nudged = pair(found, others), pair(found, of_nudged)
-    same, faults, remarks, varying, unread = [], [], [], [], []
-    for name, ours in in_both.items():
-        contents = [[one for _, one in them] for them in (
-            found[name], of_nudged.get(in_nudged.get(name), []), others[ours])]
-        kinds = [{one.kind for one in them} for them in contents]
-        ranks = sorted({rank for rank, _ in others[ours]})
-        if len(ranks) > 1 and len({rank for rank, _ in found[name]}) == 1:
-            faults.append(Fault(f"{ours} is {verb} by ranks {' and '.join(map(str, ranks))}", "Saving"))
-        elif len(contents[0]) != len(contents[1]) or kinds[0] != kinds[1]:
-            varying.append(name)
-        elif len(contents[0]) != len(contents[2]):
-            faults.append(Fault(f"{ours} is {verb} {len(contents[2])} times instead of {len(contents[0])}", "Decisions"))
-        elif unreadable := [one for one in (contents[2][0], contents[0][0]) if one.kind == "unread"]:
-            unread.append(f"{ours} ({unreadable[0].why})")
-        elif kinds[0] != kinds[2]:
-            faults.append(Fault(f"{ours} is of kind {contents[2][0].kind} instead of {contents[0][0].kind}", "Saving"))
+def leaves(value, way=()):
+    """All parts with their names; of a pickled module its parameters, buffers and modules."""
+    state = getattr(value, "state", None)
+    if isinstance(state, dict) and "_parameters" in state:
+        value = {name: one for kind in ("_parameters", "_buffers", "_modules") for name, one in state[kind].items()}
+    elif isinstance(value, StandIn):
+        value = state
+    parts, _ = tree_flatten_with_path(value, lambda part: isinstance(part, tuple) and is_generator_state(part))
+    for path, part in parts:
+        here = (*way, *(str(next(getattr(key, kind) for kind in ("key", "idx", "name") if hasattr(key, kind)))
+                        for key in path))
+        if isinstance(part, StandIn):
+            yield from leaves(part, here)
         else:
-            compared = compare_contents(ours, contents, names, drift, in_other_order)
-            faults += compared.faults
-            remarks += compared.remarks
-            same += [ours] * len(contents[0]) * (compared.whole and not compared.faults)
-        if name != ours and name in of_nudged:  # if it is not there, its name varies
-            remarks.append(f"{ours} was compared with {name}")
-            faults += compare_texts([name, name, ours], names, drift, "named").faults
-    if missing := [name for name in found if name not in in_both]:
-        faults.append(Fault(f"not {verb} by {names[1]}: {', '.join(missing)}", "Saving"))
-    if more := [name for name in others if name not in in_both.values()]:
-        remarks.append(f"{verb} by {names[1]} alone: {', '.join(more)}")
-    if varying:
-        remarks.append(f"not compared, because {names[0]} has it differently in each run: {', '.join(varying)}")
-    if unread:
-        remarks.append(f"not read: {', '.join(unread)}")
-    said = f"{many(len(same), 'file')} the same: {', '.join(dict.fromkeys(same))}" if same else ""
-    return Compared(said, "", *few(faults, remarks)), same
+            yield ".".join(here) or "value", part
 
 
-def compare_saved(original, nudged, converted, drift):
-    in_other_order = reordered(original, nudged, converted)
-    three = [*map(saved_by, (original, nudged, converted))]
-    found, same = compare_left(three, (original.name, converted.name), drift, "saved", in_other_order)
-    found.count = many(len(same), "save")
-    if not three[0]:
-        found.said = "nothing by torch.save"
-    return found
+def as_known(part):
+    """What numpy has made, as torch's tensor or Python's number."""
+    numpy = sys.modules.get("numpy")
+    if numpy and isinstance(part, numpy.generic):
+        return part.item()
+    if numpy and isinstance(part, numpy.ndarray) and part.dtype.kind in "fiubc" and not is_generator_state(part):
+        return torch.from_numpy(part.astype("complex128" if part.dtype.kind == "c" else "float64"))
+    return part
 
 
-def spoiled(original, converted):
-    """Names of files that torch.save was seen to write in both, and that are gone or broken at the end of one."""
-    both = saved_by(original).keys() & saved_by(converted).keys() & original.new_files.keys()
-    return [name for name in sorted(both) if name not in converted.new_files
-            or converted.new_files[name].kind != original.new_files[name].kind]
+def describe_tensor(tensor):
+    numbers = whole(tensor).to_dense().double()
+    finite = torch.where(numbers.isfinite(), numbers, 0)
+    kinds = numbers.isnan() + 2. * (numbers == float("inf")) + 3. * (numbers == -float("inf"))
+    sizes = torch.asinh(1000 * finite)  # about their logarithms
+    fed = describe(finite)
+    return Tensor(list(tensor.shape), [sketch([one]) for one in (finite, sizes, kinds)],
+                  not (tensor.is_floating_point() or tensor.is_complex()), [sorted(fed.rows), sorted(fed.columns)])
 
 
-def compare_new_files(original, nudged, converted, drift):
-    three = left_by(original, converted), left_by(nudged, converted), left_by(converted, original)
-    found, same = compare_left(three, (original.name, converted.name), drift, "written",
-                               reordered(original, nudged, converted))
-    found.faults += [Fault(f"{name} is gone or broken when {converted.name} ends", "Saving")
-                     for name in spoiled(original, converted)]
-    kinds = collections.Counter(Path(name).suffix.removeprefix(".") or "file" for name in same)
-    found.count = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+def with_values(value):
+    file = File("values")
+    for name, given in leaves(value):
+        part = as_known(given)
+        if isinstance(part, torch.Tensor) and not is_generator_state(part) and part.device.type != "meta":
+            file.values[name] = describe_tensor(part)
+        elif isinstance(part, (bool, int, float, str)) and not re.search(r"param_groups\.\d+\.params\.\d+$", name):
+            file.values[name] = part
+    return file
+
+
+# The kinds of files.
+
+def read_torch(path):
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    if any(one.filename.endswith("/constants.pkl") for one in members):
+        raise Unreadable("TorchScript")  # which torch.load would hand to another function
+    if sum(one.file_size for one in members) > MOST:
+        raise Unreadable("too large")
+    return torch.load(path, map_location="cpu", pickle_module=PICKLE, weights_only=False)
+
+
+def read_numpy(path):
+    """An array or several; never anything pickled, which could run code."""
+    import numpy
+    found = numpy.load(path, allow_pickle=False)
+    return dict(found) if hasattr(found, "files") else found
+
+
+def read_safetensors(path):
+    from safetensors import safe_open
+    with safe_open(path, "pt") as file:
+        return {**(file.metadata() or {}), **{name: file.get_tensor(name) for name in file.keys()}}
+
+
+def read_file(path):
+    if path.stat().st_size > MOST:
+        raise Unreadable("too large")
+    content = path.read_bytes()
+    if content.startswith(b"PK\3\4") and b"/data.pkl" in content[:200]:
+        return with_values(read_torch(path))
+    if path.suffix in (".npy", ".npz"):
+        return with_values(read_numpy(path))
+    if path.suffix == ".safetensors":
+        return with_values(read_safetensors(path))
+    if path.suffix in (".pkl", ".pickle"):
+        return with_values(Unpickler(io.BytesIO(content)).load())
+    with contextlib.suppress(UnicodeDecodeError):
+        if "\0" not in (text := content.decode()):
+            return File("text", text)
+    raise Unreadable("neither text nor arrays")
+
+
+def read_all(copy, known):
+    """By their names in the copy, all files that it has beside those that are known; nothing behind a link."""
+    found = {}
+    for path in sorted(copy.rglob("*")):
+        name = str(path.relative_to(copy))
+        if name not in known and path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts:
+            try:
+                found[name] = read_file(path)
+            except Exception as reason:  # of whichever package reads it
+                why = str(reason) if isinstance(reason, Unreadable) else type(reason).__name__
+                found[name] = File("unread", why=why)
     return found

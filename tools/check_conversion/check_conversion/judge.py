@@ -1,46 +1,47 @@
 """The verdict: a function of three runs."""
 import re
 
-from check_conversion.files import compare_new_files, compare_saved
-from check_conversion.outputs import compare_bars, compare_errors, compare_lines, compare_logged
-from check_conversion.protocol import About, BatchNorm
+from check_conversion import outputs, training
+from check_conversion.records import KINDS
 from check_conversion.running import own_error
 from check_conversion.samples import Losses
-from check_conversion.training import Training, compare_training, unseeded
-from check_conversion.verdict import CHAPTER, CannotSay, Fault, Verdict
+from check_conversion.training import Pair, Training
+from check_conversion.verdict import CHAPTER, CannotSay, Fault, Heading, Verdict, few
 
-FIGURES = 1e-7  # of a figure: no wrong one is nearer, and scripts may count in float32
-STOOD_STILL = {  # what to do about it
-    "BatchNorm": ("BatchNorm kept its statistics, so it was not compared", "What your script has"),
-    "dropout": ("dropout was 0, so it was not compared", "Random numbers"),
-    "autocast": ("autocast was off, so it was not compared", "Check it")}
+SHOWN = 3  # faults of what is printed and saved
 
 
-# Whether it can be judged.
+# Whether a run can be judged.
 
-def resumed(run):
-    """A run that finds its work done takes no step."""
-    loaded = [name for name in dict.fromkeys(run.remarks(About.LOADED))
-              if not name.startswith(("..", "("))]
-    if not loaded:
-        return ""
-    return (f"; it reads {', '.join(loaded)}: if it resumes from the last of them, leave it out with "
-            f"--without '{loaded[-1]}'")
-
-
-def check_writes(run):
-    if refused := run.remarks(About.WRITE):
+def check_start(run):
+    """What any run shows before its training is compared."""
+    if refused := run.names("refused"):
         raise CannotSay(f"{run.name} tried to write {refused[0]}, outside this folder. Under the check, a script may "
                         "write only into its copy of the folder and into tempfile's directory")
+    if error := re.search(r"Error in sitecustomize.*\n(?:.*\n)?(.*)", run.stderr):
+        raise CannotSay(f"the check cannot start in the script's Python: {error[1]}")
+    if unsupported := run.names("unsupported"):
+        raise CannotSay(f"the check cannot follow {unsupported[0]}")
+    if narrow := run.names("float32"):
+        raise CannotSay(f"{run.name} does not work in float64, where the check is sharpest ({narrow[0]}): run the "
+                        "check with --float32")
+    if "plain" in run.names("batchnorm"):
+        raise CannotSay(
+            f"{run.name} has plain BatchNorm on several processes, so here each normalizes its own part of the batch. "
+            "If it is converted to SyncBatchNorm where there are GPUs, run the check with --sync-batchnorm: it is "
+            "then compared as that. If each process is to keep statistics of its own, run the check with "
+            "--rank-batchnorm: BatchNorm is then not compared. If neither is so, convert it: "
+            "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP")
+    error = own_error(run.stderr) if run.status else ""
+    if re.search(r"dtype|scalar type|Float\b.*Double|Double\b.*Float", error):
+        raise CannotSay(f"{run.name} fails in float64 ({error}): run the check with --float32")
 
 
 def check_original(original):
-    """Whether the original can be the measure."""
+    """Whether it can be the measure."""
     if original.waits:
         raise CannotSay(f"{original.name} itself hangs: {' '.join(original.waits)}")
-    check_writes(original)
-    if error := re.search(r"Error in sitecustomize.*\n(?:.*\n)?(.*)", original.stderr):
-        raise CannotSay(f"the check cannot start in the script's Python: {error[1]}")
+    check_start(original)
     if original.status:
         raise CannotSay(f"{original.name} fails under the check ({own_error(original.stderr)}): "
                         "does it run without the check?")
@@ -50,152 +51,135 @@ def check_original(original):
         raise CannotSay(f"{len(original.ranks)} processes of {original.name} train: the check compares with one")
 
 
+def resumed(run):
+    """A run that finds its work done takes no step."""
+    read = [name for name in run.names("read") if not name.startswith("..")]
+    return (f"; it reads {', '.join(read)}: if it resumes from the last of them, leave it out with --without "
+            f"'{read[-1]}'"
+            if read else "")
+
+
 def check_nudged(original, nudged):
     """Whether it trains the same each time."""
-    if nudged.waits:
-        raise CannotSay(f"{original.name} hangs in its second run: "
-                        f"{' '.join(nudged.waits)}")
-    if nudged.ranks:
-        reason = unseeded(original, nudged)
-        if reason:
-            raise CannotSay(f"{original.name} draws different random numbers in each run ({reason}): begin it "
-                            "with torch.manual_seed(0), random.seed(0) and numpy.random.seed(0), "
-                            "and seed its own generators with fixed numbers, not with the time; "
-                            "a set of strings also has a different order in each run")
     changed = "with weights moved by one rounding and with other clocks"
+    if nudged.waits:
+        raise CannotSay(f"{original.name} hangs in its second run: {' '.join(nudged.waits)}")
+    if nudged.ranks and (reason := training.unseeded(original.ranks[0], nudged.ranks[0])):
+        raise CannotSay(f"{original.name} draws different random numbers in each run ({reason}): begin it "
+                        "with torch.manual_seed(0), random.seed(0) and numpy.random.seed(0), "
+                        "and seed its own generators with fixed numbers, not with the time; "
+                        "a set of strings also has a different order in each run")
     if nudged.status:
-        raise CannotSay(f"{original.name} fails in its second run, {changed}: "
-                        f"{own_error(nudged.stderr)}")
+        raise CannotSay(f"{original.name} fails in its second run, {changed}: {own_error(nudged.stderr)}")
     if not nudged.ranks or len(nudged.ranks[0].steps) != len(original.ranks[0].steps):
         raise CannotSay(f"{original.name} takes more or fewer steps in the second run, {changed}")
-
-
-def check_converted(converted):
-    """Whether the check could follow it."""
-    check_writes(converted)
-    if unsupported := converted.remarks(About.UNSUPPORTED):
-        raise CannotSay(f"the check cannot follow {unsupported[0]}")
-    if len({one.rank for one in converted.ranks}) < len(converted.ranks):
-        raise CannotSay(f"several processes of {converted.name} train as the same rank: the check compares one training")
 
 
 def how_it_ended(original, converted):
     """A fault of the converted script's run as a whole."""
     counts = [len(rank.steps) for rank in converted.ranks]
     if converted.waits:
-        return Fault("\n  ".join(["it hangs:", *converted.waits]), "Hangs")
+        return Fault("\n  ".join(["it hangs:", *converted.waits]), Heading.HANGS)
     if {*counts} == {len(original.ranks[0].steps)} and re.search(
             "terminate called without|SIGABRT", converted.stderr):
-        return Fault("it aborts when it ends", "The end of a run")
+        return Fault("it aborts when it ends: import torch.distributed.nn before the process group is made, and del "
+                     "model before it is destroyed", Heading.END)
     if converted.status:
         error = own_error(converted.stderr)
         gone = re.search("Connection (reset|closed)", error)
         steps = ", ".join(map(str, counts)) or 0
         ended = " (the rank that it waits for has ended)" * bool(gone)
-        return Fault(f"it fails after the ranks took {steps} steps: {error}{ended}",
-                     "Hangs" if gone else "Errors")
+        return Fault(f"it fails after the ranks took {steps} steps: "
+                     f"{error}{ended}", Heading.HANGS if gone else Heading.ERRORS)
     if converted.outlived:
-        return Fault("it leaves processes behind", "The end of a run")
+        return Fault("it leaves processes behind", Heading.END)
     if not converted.ranks:
         raise CannotSay(f"{converted.name} takes no optimizer step{resumed(converted)}")
     if idle := converted.idle:
         return Fault(f"rank {' and '.join(map(str, idle))} did not train: {len(idle) + len(counts)} processes were "
-                     f"started, {len(counts)} trained", "Training goes through DDP")
+                     f"started, {len(counts)} trained", Heading.THROUGH_DDP)
     return None
 
 
-# What is said.
+# The verdict.
 
-def say_training(agree, converted, counts, stood_still):
+def judge(original, nudged, converted):
+    """Of runs that check_start and check_original have let pass."""
+    check_nudged(original, nudged)
+    if len({one.rank for one in converted.ranks}) < len(converted.ranks):
+        raise CannotSay(f"several processes of {converted.name} train as the same rank: the check compares one "
+                        "training")
+    end, agree = how_it_ended(original, converted), Training()
+    if converted.ranks:
+        drew = [*dict.fromkeys([*original.names("worker drew"), *converted.names("worker drew")])]
+        pair = Pair((original.name, converted.name), original.ranks[0], nudged.ranks[0], converted.ranks, drew)
+        agree = training.compare(pair, whole=not end)
+    if end:
+        return Verdict(1, ["NOT THE SAME TRAINING", *map(str, filter(None, [agree.fault, end]))])
+    if agree.fault:
+        return Verdict(1, ["NOT THE SAME TRAINING", str(agree.fault)])
+    if agree.stopped:
+        raise CannotSay(agree.stopped)
+    return judge_outputs(original, nudged, converted, agree, pair)
+
+
+def judge_outputs(original, nudged, converted, agree, pair):
+    """Of the same training."""
+    drift = max(agree.rounding, agree.weights, KINDS["figure"].floor / 5)
+    parts = outputs.compare(original, nudged, converted, drift)
+    faults = [fault for part in parts for fault in part.faults]
+    if agree.hidden and not agree.not_shared_out and all(fault.measured for fault in faults):
+        raise CannotSay(f"the same up to step {agree.hidden - 1} of {agree.steps}; from there on "
+                        "rounding alone moves the weights by 1% of what training does, so neither "
+                        "smaller faults nor the figures of later steps can be judged: lower the learning rate in both")
+    return Verdict(int(agree.not_shared_out or bool(faults)), [
+        *say_training(agree, converted, not_compared(original, converted)),
+        *map(str, faults[:SHOWN]), *[f"and {len(faults) - SHOWN} more faults of this kind"] * (len(faults) > SHOWN),
+        *(f"{part.what}: {part.count}" for part in parts if part.count),
+        *say_rest(original, converted, parts, pair)])
+
+
+def say_training(agree, converted, without):
     count = len(converted.ranks)
-    yield (f"the same training{', but not split between ranks' * agree.not_shared_out}: {agree.steps} steps "
-           f"with {count} process{'es' * (count > 1)}{say_batchnorm(converted)}; compared: "
-           + ", ".join(["training", *filter(None, counts)])
-           + f"; not {', '.join(stood_still)}" * bool(stood_still))
-    yield (f"weights within {agree.weights:.0e} of their norm; rounding alone moves them by "
-           f"{agree.rounding:.0e}")
+    yield (f"the same training{', but not split between ranks' * agree.not_shared_out}: {agree.steps} steps with "
+           f"{count} process{'es' * (count > 1)}{', SyncBatchNorm' * ('synchronised' in converted.names('batchnorm'))}"
+           + f"; not compared: {', '.join(without)}" * bool(without))
+    yield f"weights within {agree.weights:.0e} of their norm; rounding alone moves them by {agree.rounding:.0e}"
     if agree.not_shared_out:
-        yield str(Fault("each rank computes all of it", "Two routes"))
+        yield str(Fault("each rank computes all of it: give each its part of the batch", Heading.ROUTES))
     elif agree.whole:
         parts = {*agree.whole} <= {Losses.MEAN, Losses.SUM, Losses.MEAN_OF_SAMPLES}
-        yield "every rank runs the forward pass on the whole batch" + ", but takes the loss of its own part only" * parts
+        own = ", but takes the loss of its own part only" * parts
+        yield f"every rank runs the forward pass on the whole batch{own}"
     elif agree.unseen == agree.steps and count > 1:
         yield "the model is fed nothing that the check sees, so it cannot tell whether the ranks share the work"
-    if agree.noise:
-        yield (f"not compared, because their gradients are nothing but rounding: "
-               f"{', '.join(agree.noise[:5])}{f' and {len(agree.noise) - 5} more' * (len(agree.noise) > 5)}")
 
 
-def say_part(name, part):
-    yield from map(str, part.faults)
-    said = [part.said] if part.said and not part.faults else []
-    for k, line in enumerate([*said, *part.remarks]):
-        yield f"  {line}" if k or part.faults else f"{name}: {line}"
+def not_compared(original, converted):
+    """What the check has turned off."""
+    found = {name.partition(" ")[0] for run in (original, converted) for rank in run.ranks for step in rank.steps
+             for name in step.named("switch")} & {"dropout", "autocast"}
+    return [*["BatchNorm"] * ("frozen" in converted.names("batchnorm")), *sorted(found, reverse=True)]
 
 
-def say_batchnorm(run):
-    if run.batchnorm != {BatchNorm.SYNCHRONISED}:
-        return ""
-    if run.synchronised_at:
-        return f", BatchNorm compared as SyncBatchNorm (the conversion at {run.synchronised_at} was not called)"
-    return ", SyncBatchNorm"
-
-
-def what_stood_still(original, converted):
-    steps = [step for run in (original, converted) for rank in run.ranks for step in rank.steps]
-    found = {what.partition(" ")[0] for step in steps for what in step.on}
-    found |= {"BatchNorm" for step in steps if BatchNorm.FROZEN in step.batchnorm}
-    return [what for what in STOOD_STILL if what in found]
-
-
-def say_why(stood_still, converted):
-    for what in stood_still:
-        text, heading = STOOD_STILL[what]
-        apart = what == "dropout" and converted.ranks and not ranks_draw_alike(converted)
-        more = "; without the check, the ranks would draw different numbers, which is right" if apart else ""
-        yield f'{text}{more}. See "{heading}" in {CHAPTER}.'
+def say_rest(original, converted, parts, pair):
+    """Each thing once: three names and a count."""
+    for text, names in (
+            (f"not {'/'.join(dict.fromkeys(part.what for part in parts if part.missing))} by {converted.name} in these "
+             "words",
+             [one for part in parts for one in part.missing]),
+            ("not compared, because it differs in each run of "
+             f"{original.name}", [one for part in parts for one in part.varying]),
+            ("not compared, because the gradient is nothing but rounding", pair.noise),
+            ("not compared, because it is on only where there is a GPU", sorted(pair.on_gpus))):
+        if names:
+            yield f"{text}: {few(names)}"
+    yield from (remark for part in parts for remark in part.remarks)
+    if "dropout" in not_compared(original, converted) and not ranks_draw_alike(converted):
+        yield ("dropout was 0; without the check, the ranks would draw different numbers, which is right "
+               f'(see "Random numbers" in {CHAPTER})')
 
 
 def ranks_draw_alike(run):
-    states = [rank.steps[-1].states["torch"] for rank in run.ranks]
+    states = [rank.steps[-1].named("drew")["torch"][0] for rank in run.ranks]
     return len({*states}) < len(states)
-
-
-def faults_of_the_run(end, fault, shortest):
-    """How the run ended, after a fault of training that was seen before it; without such an end the fault
-    alone. What only keeps the check from seeing more is the last of the three."""
-    if end:
-        return [fault, end] if fault and not fault.unknown and fault.step <= shortest else [end]
-    if fault and fault.unknown:
-        raise CannotSay(str(fault))
-    return [fault] if fault else []
-
-
-def judge(original, nudged, converted):
-    """Of an original that can be the measure, which check_original has said before its second run."""
-    check_nudged(original, nudged)
-    check_converted(converted)
-    end = how_it_ended(original, converted)
-    agree = compare_training(original, nudged, converted) if converted.ranks else Training()
-    shortest = min((len(rank.steps) for rank in converted.ranks), default=0)
-    if faults := faults_of_the_run(end, agree.fault, shortest):
-        return Verdict(1, ["NOT THE SAME TRAINING", *map(str, faults)])
-    return judge_outputs(original, nudged, converted, agree)
-
-
-def judge_outputs(original, nudged, converted, agree):
-    """Of the same training."""
-    drift = max(agree.rounding, agree.weights, FIGURES)
-    parts = {name: compare(original, nudged, converted, drift) for name, compare in (
-        ("printed", compare_lines), ("on stderr", compare_errors), ("shown", compare_bars), ("logged", compare_logged),
-        ("saved", compare_saved), ("written", compare_new_files))}
-    stood_still = what_stood_still(original, converted)
-    faults = [fault for part in parts.values() for fault in part.faults]
-    if agree.blurred and not agree.not_shared_out and all(fault.measured for fault in faults):
-        raise CannotSay(f"the same up to step {agree.blurred - 1} of {agree.steps}; from there on "
-                        "rounding alone moves the weights by 1% of what training does, so neither "
-                        "smaller faults nor the figures of later steps can be judged")
-    lines = [*say_training(agree, converted, [part.count for part in parts.values()], stood_still),
-             *(line for name, part in parts.items() for line in say_part(name, part)),
-             *say_why(stood_still, converted)]
-    return Verdict(int(agree.not_shared_out or bool(faults)), lines)

@@ -1,14 +1,18 @@
-"""What both printed and logged for TensorBoard or wandb.
+"""What both printed, showed, logged and left in files. Text is compared line by line: lines of the same words, in their
+order, number by number; and so are figures of a log, and numbers and strings in a file.
 
-What differs between the two runs of the original by more than rounding is a time, an address or the
-like: it is not compared. All else has to be the same, as far as rounding moves it.
+What differs between the two runs of the original by more than rounding is a time, an address or the like: it is not
+compared. All else has to be the same, as far as rounding moves it.
 """
 import collections
 import re
+from pathlib import Path
+from typing import NamedTuple
 
-from check_conversion.distances import TIMES, distance, norm
-from check_conversion.protocol import Bar, Logged
-from check_conversion.verdict import Compared, Fault
+from check_conversion.files import Tensor
+from check_conversion.records import KINDS
+from check_conversion.sketch import LARGE, TIMES, Measured, distance, norm
+from check_conversion.verdict import Fault, Heading, few
 
 NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?|none)\b)"
 # What a line may have in a figure's place: also 3/50, 12ms, 0:01:22, 2026-01-31, 0x7f12ab, Mon, Jan, PM.
@@ -19,41 +23,25 @@ MARK = "\0"  # of a token among the words
 ZERO = 1e-14  # what is 0 but for rounding may be so large
 BY_ROUNDING = 100  # times as far as the weights; further apart in the original is no rounding
 SHOWN = 3  # faults of a kind that are shown in full
+TABLES = ".csv", ".tsv"
+DATA = (*TABLES, ".json", ".jsonl", ".yaml", ".yml")  # of which each line with a figure counts
+SETTINGS = {"args", "config", "hparams", "opt", "options", "settings", "param_groups"}
 
 
-class Figures:
-    """Judges figures of the same place, one after the other: rounding may part each as far as it has
-    parted any of them so far. A printed figure may also be rounded to another last digit, but by chance:
-    that is rarer, the less rounding moves the figure."""
-
-    def __init__(self, drift):
-        self.drift, self.largest = drift, 0.0
-        self.expected, self.flipped = 0.0, []  # last digits that chance changes; the rows that have such
-
-    def varies(self, original, nudged, unit=0.0):
-        """Whether it moves by more than rounding when the original runs again."""
-        return original != nudged and distance([original], [nudged]) > unit + BY_ROUNDING * self.drift * norm([original])
-
-    def differs(self, original, nudged, converted, unit=0.0, row=0):
-        """Whether the converted script's is another figure; unit: of its last digit."""
-        if original == nudged and isinstance(original, int):  # a count, which is never rounded
-            return converted != original
-        apart = distance([original], [converted])
-        self.largest = max(self.largest, distance([original], [nudged]) - unit)
-        allowed = TIMES * max(self.largest, self.drift * norm([original])) + ZERO
-        if unit:
-            self.expected += min(1, allowed / unit)
-        if allowed < apart <= allowed + unit:
-            self.flipped.append(row)
-            return False
-        return apart > allowed
-
-    def flipped_by_fault(self, rows):
-        """Rows whose last digits differ, if they are more than chance explains."""
-        return self.flipped if len(self.flipped) > 3 * self.expected + 0.01 * rows else []
+class Number(NamedTuple):
+    value: float  # a count, which is never rounded, is an int
+    unit: float  # what one in its last printed digit is worth
 
 
-# Text: lines of the same words, in their order.
+class Part(NamedTuple):
+    around: str  # its words
+    numbers: list
+
+
+class Item(NamedTuple):
+    shown: str
+    parts: list
+
 
 def value(figure):
     figure = figure.replace(",", "").lower()
@@ -67,45 +55,144 @@ def last_digit(figure):
     digits = len(mantissa.partition(".")[2])
     if exponent.lstrip("+-").isdecimal():
         return 1.01 * 10.0 ** min(int(exponent) - digits, 300)
-    return 1.01 * 10.0 ** -digits if digits else 0
+    return 1.01 * 10.0 ** -digits if digits else 0.0
 
 
-def by_words(text):
-    """Lines without their figures, and of each its lines with them."""
+def part_of(token):
+    return Part(NUMBER.sub(MARK, token), [Number(value(one), last_digit(one)) for one in NUMBER.findall(token)])
+
+
+def items_of_text(text):
+    """Lines, by their words without figures."""
     found = collections.defaultdict(list)
     for line in text.splitlines():
         dense = re.sub(r"(?<=[\[(]) +| +(?=[\])])", "", line)  # [ 0.5 -0.5] is [0.5 -0.5]
         words = " ".join(TOKEN.sub(MARK, dense).split())
         if re.search(rf"\w|{MARK}", words):  # brackets alone say nothing
-            found[words].append((line.strip(), TOKEN.findall(dense)))
+            found[words].append(Item(line.strip(), [*map(part_of, TOKEN.findall(dense))]))
     return found
 
 
-def around(token):
-    return NUMBER.sub(MARK, token)
+def text_of_log(run):
+    records = (record for process in run.processes for record in process.of("figure"))
+    return "\n".join(f"{record.name} {record.value[0]!r}" + " for step "
+                                                            f"{record.value[1]}" * (record.value[1] is not None)
+                     for record in records)
 
 
-def token_varies(token, nudged, drift):
-    if around(token) != around(nudged):
-        return True
-    figures = zip(*map(NUMBER.findall, (token, nudged)))
-    return any(Figures(drift).varies(value(a), value(b), last_digit(a)) for a, b in figures)
+# How far they may part.
+
+class Figures(Measured):
+    """Numbers of the same place, one after the other. A printed figure may also be rounded to another last digit, but
+    by chance: that is rarer, the less rounding moves the figure."""
+
+    def __init__(self, drift):
+        super().__init__("figure", TIMES * drift)
+        self.least = BY_ROUNDING * drift
+        self.expected, self.flipped = 0.0, []  # last digits that chance changes; the rows that have such
+
+    def varies(self, one, nudged):
+        """Whether it moves by more than rounding when the original runs again."""
+        return one.value != nudged.value and distance([one.value], [nudged.value]) > (
+            one.unit + self.least * norm([one.value]) + ZERO)
+
+    def part(self, one, nudged, other, row):
+        """Whether the converted script's is another number."""
+        if isinstance(one.value, int) and one.value == nudged.value:
+            return other.value != one.value
+        unit, apart = min(one.unit, other.unit), distance([one.value], [other.value])
+        self.parted = max(self.parted, distance([one.value], [nudged.value]) - unit)
+        allowed = max(TIMES * self.parted, self.floor * norm([one.value])) + ZERO
+        if unit:
+            self.expected += min(1, allowed / unit)
+        if allowed < apart <= allowed + unit:
+            self.flipped.append(row)
+            return False
+        return not apart <= allowed
+
+    def flipped_by_fault(self, rows):
+        """Rows whose last digits differ, if they are more than chance explains."""
+        return self.flipped if len(self.flipped) > 3 * self.expected + 0.01 * rows else []
 
 
-def token_differs(judges, row, token, nudged, other):
-    if around(token) != around(other):
-        return True
-    differ = False
-    for place, (a, b, c) in enumerate(zip(*map(NUMBER.findall, (token, nudged, other)))):
-        unit = min(last_digit(a), last_digit(c))
-        differ |= judges[place].differs(value(a), value(b), value(c), unit, row)
-    return differ
+class Comparison:
+    """Of the items of one place, in the original's two runs and in the converted script's; and what is said of it."""
+
+    def __init__(self, what, names, drift, place="", noun="line"):
+        self.what, self.names, self.drift, self.place, self.noun = what, names, drift, place, noun
+        self.judges = collections.defaultdict(lambda: Figures(drift))  # of each place of an item's numbers
+        self.same, self.total, self.files = 0, 0, []  # files: the names of those that are the same
+        self.parted = []  # pairs: how the original shows an item, and how the converted script does
+        self.missing, self.varying, self.remarks, self.faults = [], [], [], []
+
+    @property
+    def count(self):
+        names = f": {few(self.files)}" * bool(self.files)
+        return f"{self.same} of {self.total} {self.noun}{'s' * (self.total != 1)} the same{names}" if self.total else ""
+
+    def add(self, other):
+        """What is said of one of several places."""
+        for said in ("missing", "varying", "remarks", "faults"):
+            getattr(self, said).extend(getattr(other, said))
+
+    def fault(self, text, heading, measured=False):
+        self.faults.append(Fault(f"{self.place}{text}", heading, measured=measured))
+
+    def compare(self, original, nudged, converted):
+        for name, items in original.items():
+            theirs, skipped = counterpart(name, original, converted)
+            again, others = nudged.get(name, []), converted.get(theirs, [])
+            self.total += len(items)
+            if len(again) != len(items):
+                self.varying += [self.place + one.shown for one in items]
+            elif not others:
+                self.missing += [one.shown for one in items]
+            elif len(others) != len(items):
+                self.fault(f"{self.what} {len(others)} times instead of {len(items)}: {items[0].shown}",
+                           Heading.BY_ALL if len(others) > len(items) else Heading.FIGURES)
+            else:
+                self.compare_rows(name, items, again, others, skipped)
+        return self
+
+    def compare_rows(self, name, items, again, others, skipped):
+        """Of items of the same name: those that part, and those with something that varies."""
+        parted, varying = set(), set()
+        for place, first in enumerate(items[0].parts):
+            rows = [(one.parts[place], nudged.parts[place], other.parts[skipped + place])
+                    for one, nudged, other in zip(items, again, others)]
+            moved = [self.varies((name, place), *row[:2]) for row in rows]
+            if 2 * sum(moved) > len(rows):  # a time, where it is too short to be seen too
+                moved = [True] * len(rows)
+            varying.update(k for k, varies in enumerate(moved) if varies)
+            parted.update(k for k, varies in enumerate(moved)
+                          if not varies and self.differs((name, place), k, *rows[k]))
+            for index in range(len(first.numbers)):
+                parted.update(self.judges[name, place, index].flipped_by_fault(len(rows)))
+        self.parted += [(items[k].shown, others[k].shown) for k in sorted(parted)]
+        self.varying += [self.place + items[k].shown for k in sorted(varying - parted)]
+        self.same += len(items) - len(parted)
+
+    def varies(self, place, part, nudged):
+        return part.around != nudged.around or any(
+            self.judges[(*place, index)].varies(a, b) for index, (a, b) in enumerate(zip(part.numbers, nudged.numbers)))
+
+    def differs(self, place, row, part, nudged, other):
+        if part.around != other.around:
+            return True
+        three = enumerate(zip(part.numbers, nudged.numbers, other.numbers))
+        return max([self.judges[(*place, index)].part(*numbers, row) for index, numbers in three], default=False)
+
+    def say_parted(self):
+        if self.parted:
+            shown = "".join(f"\n  {self.names[0]}: {a}\n  {self.names[1]}: {b}" for a, b in self.parted[:SHOWN])
+            more = f"\n  and {len(self.parted) - SHOWN} more" * (len(self.parted) > SHOWN)
+            self.fault(f"{self.what} differently:{shown}{more}\n ", Heading.FIGURES, measured=True)
 
 
 def counterpart(words, original, converted):
     """The converted script's line of these words, or one of its own that has a few more, and how many
     tokens stand before them there."""
-    if words not in converted and re.search(r"[^\W\d_]", words):
+    if words not in converted and MARK in words and re.search(r"[^\W\d_]", words):
         pattern = re.compile(rf"(?<!\w){re.escape(words)}(?!\w)")
         for other in sorted(converted.keys() - original.keys(), key=len):
             if found := pattern.search(other):
@@ -113,153 +200,198 @@ def counterpart(words, original, converted):
     return words, 0
 
 
-def compare_group(lines, nudged_lines, others, skipped, drift):
-    """Of lines of the same words: those that part, and those with something that varies."""
-    parted, varying = set(), set()
-    for place in range(len(lines[0][1])):
-        rows = [(one[place], nudged[place], other[skipped + place])
-                for (_, one), (_, nudged), (_, other) in zip(lines, nudged_lines, others)]
-        moved = [token_varies(one, nudged, drift) for one, nudged, _ in rows]
-        if 2 * sum(moved) > len(rows):  # a time, where it is too short to be seen too
-            moved = [True] * len(rows)
-        judges = collections.defaultdict(lambda: Figures(drift))
-        for k, (row, varies) in enumerate(zip(rows, moved)):
-            if varies:
-                varying.add(k)
-            elif token_differs(judges, k, *row):
-                parted.add(k)
-        for judge in judges.values():
-            parted.update(judge.flipped_by_fault(len(rows)))
-    return ([(lines[k][0], others[k][0]) for k in sorted(parted)],
-            [lines[k][0] for k in sorted(varying - parted)])
-
-
-def compare_texts(texts, names, drift, verb="printed", file="", needed=lambda line: False):
-    """Texts of the original's two runs and of the converted script's; names: of both scripts; file: that
-    they are in; needed: lines that the converted script must have too."""
-    original, nudged, converted = map(by_words, texts)
-    same, figures_same, faults, parted, missing, varying, other_words = 0, 0, [], [], [], [], []
-    for words, lines in original.items():
-        theirs, skipped = counterpart(words, original, converted)
-        others = converted.get(theirs, [])
-        if len(nudged[words]) != len(lines):
-            other_words += [line for line, _ in lines]
-        elif not others:
-            missing += [line for line, _ in lines]
-        elif len(others) != len(lines):
-            heading = "Printed by all ranks" if len(others) > len(lines) else "Printed figures"
-            faults.append(Fault(f"{file}{verb} {len(others)} times instead of {len(lines)}: "
-                                f"{lines[0][0]}", heading))
-        else:
-            different, vary = compare_group(lines, nudged[words], others, skipped, drift)
-            parted, varying = parted + different, varying + vary
-            same += len(lines) - len(different)
-            figures_same += (len(lines) - len(different)) * (MARK in words)
-    if parted:
-        shown = "".join(f"\n  {names[0]}: {a}\n  {names[1]}: {b}" for a, b in parted[:SHOWN])
-        more = f"\n  and {many(len(parted) - SHOWN, 'more line')}" * (len(parted) > SHOWN)
-        faults.append(Fault(f"{file}{verb} differently:{shown}{more}\n ", "Printed figures", measured=True))
-    figures = [line for line in missing if TOKEN.search(line)]
-    if figures and not figures_same and not faults and (
-            len(figures) > 1 or not any(MARK in words for words in converted)):
-        faults.append(Fault(f"{file}{verb} by {names[1]}: none of the {many(len(figures), 'line')} with figures "
-                            f"of {names[0]}", "Printed figures"))
-        missing = []
-    not_there = named(f"{file}not {verb} by {names[1]} in these words", missing)
-    if any(map(needed, missing)):
-        faults.append(Fault(not_there, "Printed figures"))
-        not_there = ""
-    total = sum(map(len, original.values()))
-    remarks = [not_there,
-               named(f"{file}not compared, because {names[0]} has different lines in each run", other_words),
-               named(f"{file}compared except for what differs in each run, such as a time", varying)]
-    said = (f"{same} of {total} lines the same" if total else
-            f"{names[0]} prints no line" if converted else "no line by either")
-    count = (f"{same} of {total} lines" if same < total else many(total, "line")) if total else ""
-    return Compared(said, count, *few(faults, remarks), whole=same == total)
-
-
-def many(count, what):
-    return f"{count} {what}{'s' * (count != 1)}" if count else ""
-
-
-def few(faults, remarks):
-    """The first faults, and that there are more."""
-    more = [f"and {many(len(faults) - SHOWN, 'more fault')} of this kind"] * (len(faults) > SHOWN)
-    return faults[:SHOWN], [*more, *filter(None, remarks)]
-
-
-def named(what, lines):
-    more = f" (and {many(len(lines) - 1, 'more line')})" * (len(lines) > 1)
-    return f"{what}: {lines[0]}{more}" if lines else ""
-
-
-def compare_lines(original, nudged, converted, drift):
-    return compare_texts([run.stdout for run in (original, nudged, converted)],
-                         (original.name, converted.name), drift)
-
-
-def compare_errors(original, nudged, converted, drift):
-    """What the scripts' own lines wrote to stderr, where loggers write."""
-    texts = [run.errors for run in (original, nudged, converted)]
-    if not any(texts):
-        return Compared()
-    found = compare_texts(texts, (original.name, converted.name), drift, "written to stderr")
-    found.count += " on stderr" * bool(found.count)
+def compare_text(texts, found, every_figure=False, every_line=False):
+    """Of all three; every_figure, every_line: the converted script must have each line with figures, or each."""
+    original, nudged, converted = map(items_of_text, texts)
+    found.compare(original, nudged, converted).say_parted()
+    needed = [line for line in found.missing if every_line or TOKEN.search(line)]
+    others = [name for name in original if MARK in name and name in converted]
+    if needed and (every_figure or every_line or (not (others or found.faults) and (
+            len(needed) > 1 or not any(MARK in name for name in converted)))):
+        found.fault(f"not {found.what} by {found.names[1]} in these words: {few(needed)}", Heading.FIGURES)
+        found.missing = []
+    found.missing = [f"{found.place}{line}" for line in found.missing]
     return found
 
 
-def compare_bars(original, nudged, converted, drift):
-    """The last state of each of tqdm's."""
-    texts = ["\n".join(bar.state for process in run.processes for bar in process.of(Bar))
-             for run in (original, nudged, converted)]
-    if not any(texts):
-        return Compared()
-    found = compare_texts(texts, (original.name, converted.name), drift, "shown in a progress bar")
-    found.said, found.count = (text.replace("line", "progress bar") for text in (found.said, found.count))
+# Files.
+
+def compare_values(values, found):
+    """Of the tensors, numbers and strings in a file, in all three runs."""
+    one, nudged, other = values
+    other, renamed = under_the_same_names(one, other)
+    if renamed == "module.":
+        found.fault("the saved names begin with `module.`: save model.module.state_dict()", Heading.SAVING)
+        return found
+    parted, varying = compare_tensors(one, nudged, other, found.drift)
+    found.varying += [f"{found.place}{name}" for name in varying]
+    reordered = [name for name in parted if in_another_order(one[name], other[name])]
+    tensors = [name for name in parted if name not in reordered]
+    shapes = [f"{name} has the shape {other[name].shape} instead of {one[name].shape}" for name in tensors
+              if other[name].shape != one[name].shape]
+    lacking = [name for name in one if name not in other and name in nudged]
+    if lost := [name for name in lacking if isinstance(one[name], Tensor)]:
+        found.fault(f"without {few(lost)}", Heading.SAVING)
+    elif tensors:
+        found.fault(few(shapes) or f"a different {few(tensors)} is saved", Heading.SAVING, measured=not shapes)
+    text = Comparison("saved", found.names, found.drift, found.place)
+    found.add(compare_text([plain(each, values) for each in (one, nudged, other)], text, every_line=True))
+    settings = [name for name in one if is_setting(name) and is_other(one[name], nudged.get(name), other.get(name))]
+    for names, what in ((lacking * (not found.faults), f"not saved by {found.names[1]}"),
+                        ([name for name in other if name not in one], f"saved by {found.names[1]} alone"),
+                        (settings, "another setting"),
+                        (reordered, "the same rows or columns in another order"),
+                        ([renamed] * bool(renamed), "saved under other names")):
+        found.remarks += [f"{found.place}{what}: {few(names)}"] * bool(names)
     return found
 
 
-# What was logged: figures of the same name, in their order.
+def compare_tensors(one, nudged, other, drift):
+    """Names of those that part, and of those that vary."""
+    names = [name for name in one if all(isinstance(each.get(name), Tensor) for each in (one, nudged, other))
+             and not is_setting(name)]
+    groups = in_groups({name: one[name] for name in names}, one, drift)
 
-def logged(run):
-    found = collections.defaultdict(list)
+    def measured(name, others):
+        return zip(groups[name], one[name].sketches, others[name].sketches)
+    varying = [name for name in names if nudged[name].shape != one[name].shape or any(
+        distance(a, b) > max(LARGE, BY_ROUNDING * drift) * by.largest + ZERO for by, a, b in measured(name, nudged))]
+    parted, kept = [], [name for name in names if name not in varying]
+    for name in kept:
+        for by, a, b in measured(name, nudged):
+            by.learn(a, b)
+    for name in kept:
+        a, b, c = one[name], nudged[name], other[name]
+        differs = any(distance(*two) > by.allowed + ZERO for by, *two in measured(name, other))
+        if a.whole and a.sketches == b.sketches:
+            differs = a.sketches != c.sketches
+        if differs or a.shape != c.shape:
+            parted.append(name)
+    return parted, varying
+
+
+def in_groups(tensors, values, drift):
+    """Of each tensor what it is measured by: the largest of all whose names end alike, for one that is 0 in theory has
+    no size of its own."""
+    groups = {}
+    for name, one in tensors.items():
+        kind = "state" if of_optimizer(name, values) else "tensor"
+        new = [Measured(kind, TIMES * drift) for _ in one.sketches]
+        groups[name] = groups.setdefault((kind, name.rpartition(".")[2]), new)
+        for by, a in zip(groups[name], one.sketches):
+            by.largest = max(by.largest, norm(a))
+    return groups
+
+
+def plain(values, all_three):
+    """Numbers and strings that all three have, as lines."""
+    return "\n".join(f"{name}: {' '.join(str(one).split())}" for name, one in values.items()
+                     if all(name in each for each in all_three) and not isinstance(one, Tensor)
+                     and not is_setting(name))
+
+
+def of_optimizer(name, values):
+    """Whether it is of an optimizer's state, beside which its groups are saved."""
+    found = re.match(r"(|.*?\.)state\.", name)
+    return bool(found) and any(key.startswith(f"{found[1]}param_groups.") for key in values)
+
+
+def is_setting(name):
+    """What a script was told, not what it found; and what BatchNorm has counted."""
+    return bool(SETTINGS & {*name.split(".")}) or name.endswith("num_batches_tracked")
+
+
+def is_other(one, nudged, other):
+    return not isinstance(one, Tensor) and one == nudged and other is not None and other != one
+
+
+def under_the_same_names(one, other):
+    """The converted script's values under the original's names, and what was renamed: FSDP's optimizer has the
+    parameters' names, torch.optim's their numbers; and names may begin with module., at any place."""
+    plain = {re.sub(r"(^|\.)module\.", r"\1", key) for key in other} - other.keys()
+    if any(key in plain and key not in other for key in one):
+        return other, "module."
+    lacking, more = ([key for key, part in values.items() if isinstance(part, Tensor) and key not in others
+                      and of_optimizer(key, values)] for values, others in ((one, other), (other, one)))
+    if lacking and [one[key].shape for key in lacking] == [other[key].shape for key in more]:
+        names = dict(zip(more, lacking))
+        return {names.get(key, key): part for key, part in other.items()}, few(more)
+    return other, ""
+
+
+def in_another_order(one, other):
+    """Whether two tensors that are far apart have the same rows, or the same columns: keys in a queue."""
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape and len(one.shape) > 1):
+        return False
+    return distance(one.sketches[0], other.sketches[0]) > LARGE * norm(one.sketches[0]) and any(
+        a and distance(a, b) <= KINDS["fed"].floor * norm(a) for a, b in zip(one.in_any_order, other.in_any_order))
+
+
+def pair(found, others):
+    """Files of the same name; the rest by their endings, in their order."""
+    both = {name: name for name in found if name in others}
+    rest = [name for name in others if name not in found]
+    for name in found:
+        alike = [other for other in rest if Path(other).suffix == Path(name).suffix]
+        if name not in both and alike:
+            both[name] = alike[0]
+            rest.remove(alike[0])
+    return both
+
+
+def writers(run):
+    """The ranks that have begun each file anew."""
+    found = collections.defaultdict(set)
     for process in run.processes:
-        for figure in process.of(Logged):
-            found[figure.to, figure.name].append((figure.value, figure.step))
+        for record in process.of("wrote"):
+            found[record.name].add(process.rank)
     return found
 
 
-def compare_logged(original, nudged, converted, drift):
-    found, of_nudged, others = map(logged, (original, nudged, converted))
-    same, faults, varying = collections.Counter(), [], []
-    for (to, name), lines in found.items():
-        judge = Figures(drift)
-        (figures, steps), (nudged_ones, _), (ours, our_steps) = (
-            zip(*them[to, name]) if them[to, name] else ((), ()) for them in (found, of_nudged, others))
-        if len(nudged_ones) != len(lines):
-            varying.append(f"{to}: {name}")
-            continue
-        if len(ours) != len(figures):
-            heading = "Printed by all ranks" if len(ours) > len(figures) else "Printed figures"
-            faults.append(Fault(f"{to}: {name} is logged {len(ours)} times instead of "
-                                f"{len(figures)}", heading))
-            continue
-        moved = [judge.varies(a, b) for a, b in zip(figures, nudged_ones)]
-        if any(moved):
-            some = f" ({sum(moved)} of {len(figures)})"
-            varying.append(f"{to}: {name}{some * (2 * sum(moved) <= len(figures))}")
-        if 2 * sum(moved) > len(figures):
-            continue
-        parted = [(a, c) for a, b, c, varies in zip(figures, nudged_ones, ours, moved)
-                  if not varies and judge.differs(a, b, c)]
-        if parted:
-            faults.append(Fault(f"{to}: {name} is {parted[0][1]:.6g} instead of "
-                                f"{parted[0][0]:.6g}", "Printed figures", measured=True))
-        if steps != our_steps:
-            a, c = next((a, c) for a, c in zip(steps, our_steps) if a != c)
-            faults.append(Fault(f"{to}: {name} is logged for step {c} instead of {a}", "Printed figures"))
-        same[to] += len(figures) - sum(moved) - len(parted)
-    said = "; ".join(f"{to}: {count} figures the same" for to, count in same.items())
-    remark = named(f"not compared, because {original.name} logs different values in each run", varying)
-    return Compared(said, many(sum(same.values()), "logged figure"), *few(faults, [remark]))
+def compare_files(original, nudged, converted, found):
+    ours, again = pair(original.files, converted.files), pair(original.files, nudged.files)
+    by, by_original, same, unread = writers(converted), writers(original), [], []
+    for name, file in original.files.items():
+        our = ours.get(name)
+        if not our:
+            found.fault(f"not written by {found.names[1]}: {name}", Heading.SAVING)
+        elif name not in again:
+            found.varying.append(name)
+        elif len(by[our]) > 1 >= len(by_original[name]):
+            found.fault(f"{our} is written by ranks {' and '.join(map(str, sorted(by[our])))}", Heading.SAVING)
+        elif file.kind == "unread":
+            unread.append(f"{our} ({file.why})")
+        elif converted.files[our].kind != file.kind:
+            found.fault(f"{our} cannot be read as in {found.names[0]}: it is "
+                        f"{converted.files[our].why or 'of another kind'}",
+                        Heading.SAVING)
+        else:
+            inside = compare_file(our, (file, nudged.files[again[name]], converted.files[our]), found)
+            if name != our:
+                inside.add(compare_text([name, again[name], our], Comparison("named", found.names, found.drift)))
+            same += [our] * (not inside.faults)
+            found.add(inside)
+    more = [name for name in converted.files if name not in ours.values()]
+    found.remarks += [f"written by {found.names[1]} alone: {few(more)}"] * bool(more)
+    found.remarks += [f"not read: {few(unread)}"] * bool(unread)
+    found.same, found.total, found.files = len(same), len(original.files), same
+    return found
+
+
+def compare_file(name, three, found):
+    inside = Comparison("written", found.names, found.drift, f"{name}: ")
+    if three[0].kind == "values":
+        return compare_values([file.values for file in three], inside)
+    separate = ", " if Path(name).suffix in TABLES else ","  # 2,100 are two figures in a table
+    return compare_text([file.text.replace(",", separate) for file in three], inside, Path(name).suffix in DATA)
+
+
+def compare(original, nudged, converted, drift):
+    """All of it, in the order in which the verdict has it."""
+    runs, names = (original, nudged, converted), (original.name, converted.name)
+    bars = ["\n".join(record.value for process in run.processes for record in process.of("bar")) for run in runs]
+    return [compare_text([run.stdout for run in runs], Comparison("printed", names, drift)),
+            compare_text([run.errors for run in runs], Comparison("written to stderr", names, drift)),
+            compare_text(bars, Comparison("shown in progress bars", names, drift, noun="bar")),
+            compare_text([*map(text_of_log, runs)], Comparison("logged", names, drift, noun="figure"), True),
+            compare_files(*runs, Comparison("written", names, drift, noun="file"))]

@@ -1,38 +1,20 @@
-"""Runs a command until it ends or hangs, and reads what it noted."""
+"""Runs a command in a copy of the folder until it ends or hangs, and reads what its processes noted."""
 import contextlib
-import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from check_conversion import protocol
-from check_conversion.new_files import read as read_new_files
-from check_conversion.protocol import Remark, Settings, Step
+from check_conversion import files, records
+from check_conversion.records import Settings
 from check_conversion.verdict import CannotSay
 
 START = Path(__file__).resolve().parent / "start"
 ENDING = 10  # seconds that processes may take to end
-
-
-@dataclass
-class Process:
-    """What one process noted."""
-    rank: int
-    pid: int
-    notes: list
-
-    def of(self, kind):
-        return [one for one in self.notes if isinstance(one, kind)]
-
-    @property
-    def steps(self):
-        return self.of(Step)
 
 
 @dataclass
@@ -46,44 +28,43 @@ class Run:
     processes: list
     waits: list = field(default_factory=list)  # where each rank waits, if it hangs
     outlived: list = field(default_factory=list)  # by processes that it started
-    new_files: dict = field(default_factory=dict)  # in its copy of the folder, by their names
+    files: dict = field(default_factory=dict)  # what it left in its copy of the folder, by their names
     started: set = field(default_factory=set)  # ranks, whether they noted anything or not
+
+    @property
+    def ranks(self):
+        """The processes that train."""
+        return [one for one in self.processes if one.steps]
 
     @property
     def idle(self):
         """Ranks that took no step."""
         return sorted({*self.started, *(one.rank for one in self.processes)} - {one.rank for one in self.ranks})
 
-    @property
-    def ranks(self):
-        return [one for one in self.processes if one.steps]
-
-    @property
-    def batchnorm(self):
-        return set().union(*(step.batchnorm for rank in self.ranks for step in rank.steps[-1:]))
-
-    @property
-    def synchronised_at(self):
-        return max((rank.steps[-1].synchronised_at for rank in self.ranks), default="")
-
-    def remarks(self, about):
-        return [remark.name for one in self.processes for remark in one.of(Remark)
-                if remark.about == about]
+    def names(self, kind):
+        """Of all records of a kind."""
+        return [*dict.fromkeys(record.name for one in self.processes for record in one.of(kind))]
 
 
-def run(command, workspace, args, **options):
-    """Run a command in a copy of the folder, and end all that it has started."""
-    print("running:", command, file=sys.stderr, flush=True)
-    settings = prepare(workspace, **options)
-    records = Path(settings.records)
-    with open(records / "stdout", "w") as stdout, open(records / "stderr", "w") as stderr:
+def prepare(workspace, again=None, **options):
+    """What the processes of a run are told: a new copy to work in, or an earlier run's, and a folder of records."""
+    root, copy = (again.root, again.copy) if again else map(str, workspace.copy())
+    temporary = tempfile.mkdtemp(prefix="t", dir=workspace.home)  # short: sockets have names of at most 107 letters
+    return Settings(tempfile.mkdtemp(prefix="records.", dir=workspace.home), str(workspace.home), temporary, root, copy,
+                    [*map(str, workspace.protected)], **options)
+
+
+def run(command, workspace, args, settings):
+    """Run a command as the settings say, and end all that it has started."""
+    folder = Path(settings.records)
+    with open(folder / "stdout", "w") as stdout, open(folder / "stderr", "w") as stderr:
         started = subprocess.Popen(
             ["bash", "-o", "pipefail", "-c", workspace.in_copy(command, Path(settings.copy))],  # | tee has a status too
             cwd=settings.copy, start_new_session=True, env=environment(workspace, settings),
             stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
     waits, outlived = [], []
     try:
-        waits = wait(started, records, args)
+        waits = wait(started, folder, args)
         time.sleep(0.1)  # while a process becomes another program, its environment reads empty
         end = time.monotonic() + (0 if waits else ENDING)  # loader workers see late that they are alone
         while (outlived := [*processes(settings.records)]) and time.monotonic() < end:
@@ -92,47 +73,38 @@ def run(command, workspace, args, **options):
         kill(settings.records)
     status = started.wait()
     if status in (126, 127):
-        raise CannotSay(f"the command cannot be started: {(records / 'stderr').read_text().strip()}")
-    found = read_run(script_of(command), records, status, waits, outlived)
-    found.new_files = read_new_files(settings.copy, workspace.unchanged(Path(settings.copy)))
-    return found
-
-
-def prepare(workspace, **options):
-    """A copy to work in, a folder of records beside it, and what the processes are told."""
-    root, copy = workspace.copy()
-    records = root.with_name(f"{root.name}.records")
-    records.mkdir()
-    temporary = tempfile.mkdtemp(prefix="t", dir=workspace.home)  # short: sockets have names of at most 107 letters
-    return Settings(str(records), str(workspace.home), temporary, str(root), str(copy),
-                    [*map(str, workspace.protected)], **options)
+        raise CannotSay(f"the command cannot be started: {(folder / 'stderr').read_text().strip()}")
+    return read_run(script_of(command), workspace, settings, status, waits, outlived)
 
 
 def environment(workspace, settings):
     path = os.environ.get("PYTHONPATH")
     added = {**settings.as_environment(), "PWD": settings.copy,
              "PYTHONPATH": f"{START}:{path}" if path else START,
-             "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "offline",  # where they would be stored
-             "TORCH_COMPILE_DISABLE": "1", "NVIDIA_TF32_OVERRIDE": "0"}
+             "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "offline"}  # where they would be stored
+    if settings.intervene:
+        added |= {"TORCH_COMPILE_DISABLE": "1", "NVIDIA_TF32_OVERRIDE": "0"}
+    if settings.nudged:
+        added["TZ"] = "LATER-24:59:59"  # another day, hour, minute and second
     return {**os.environ, **{name: str(value) for name, value in added.items()}}
 
 
-def wait(started, records, args):
+def wait(started, folder, args):
     """Until it ends. Where it hangs: where each rank waits."""
     while started.poll() is None:
         time.sleep(0.1)
         if args.interrupted:
             raise CannotSay("interrupted")
-        idle = time.time() - max(file.stat().st_mtime for file in records.iterdir())
-        if idle > args.patience and (idle > 60 or read_processes(records)):  # torch may be imported yet
-            return [*where_ranks_wait(records)] or ["no rank has reported yet"]
+        idle = time.time() - max(file.stat().st_mtime for file in folder.iterdir())
+        if idle > args.patience and (idle > 60 or read_processes(folder)):  # torch may be imported yet
+            return [*where_ranks_wait(folder)] or ["no rank has reported yet"]
     return []
 
 
-def kill(records):
+def kill(mark):
     """All processes of a run, and those that they start meanwhile."""
     end = time.monotonic() + ENDING
-    while still := [*processes(records)]:
+    while still := [*processes(mark)]:
         if time.monotonic() > end:
             raise CannotSay(f"process {still[0]}, which a script has started, cannot be ended")
         for process in still:
@@ -141,40 +113,37 @@ def kill(records):
         time.sleep(0.05)
 
 
-def processes(records):
+def processes(mark):
     """Those in whose environment the folder of records is named, wherever in the process tree they are."""
     for file in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it has ended meanwhile, or is somebody else's
-            if records in file.read_bytes().decode(errors="replace"):
+            if mark in file.read_bytes().decode(errors="replace"):
                 yield int(file.parent.name)
 
 
-def where_ranks_wait(records):
+def where_ranks_wait(folder):
     """The innermost line of the user's own in which each rank is, and what that has called."""
     # A forked loader worker notes too, and has no file for its stack.
-    ranks = [one for one in read_processes(records) if (records / f"{one.pid}.stack").exists()]
+    ranks = [one for one in read_processes(folder) if (folder / f"{one.pid}.stack").exists()]
     for one in ranks:
         with contextlib.suppress(ProcessLookupError):
             os.kill(one.pid, signal.SIGUSR2)  # faulthandler writes, also within C++
     time.sleep(1)
     for one in ranks:
         place, called = "has ended", ""
-        stack = (records / f"{one.pid}.stack").read_text()
+        stack = (folder / f"{one.pid}.stack").read_text()
         for file, line, function in re.findall(r'File "(.*)", line (\d+) in (\S+)', stack):
             if not re.search("/lib/python|/check_conversion/|^<", file):
                 place = f"waits at {os.path.basename(file)}:{line}{called}"
                 break
-            if function not in ("wrapper", "_wrapped_call_impl", "_call_impl", "note_and_go"):
+            if "/check_conversion/" not in file and function not in ("wrapper", "_wrapped_call_impl", "_call_impl"):
                 called = f", in {function}"
         yield f"rank {one.rank}, after {len(one.steps)} steps, {place}"
 
 
-def read_processes(records):
-    found = []
-    for file in records.glob("*.notes"):
-        if notes := protocol.read(file):
-            found.append(Process(notes[-1][0], int(file.stem), [one for _, one in notes]))
-    return sorted(found, key=lambda one: (one.rank, one.pid))
+def read_processes(folder):
+    found = [records.read(file) for file in folder.glob("*.notes")]
+    return sorted((one for one in found if one.records), key=lambda one: (one.rank, one.pid))
 
 
 def script_of(command):
@@ -182,13 +151,15 @@ def script_of(command):
     return found[1] or found[2] if found else command
 
 
-def read_run(name, records, status=0, waits=(), outlived=()):
-    root = json.loads((records / "settings").read_text())["root"]  # so that paths are those of the folder itself
-    stdout, errors = ("".join(file.read_text(errors="replace") for file in sorted(records.glob(f"*{stream}"))).replace(root, "")
+def read_run(name, workspace, settings, status=0, waits=(), outlived=()):
+    folder = Path(settings.records)
+    stdout, errors = ("".join(file.read_text(errors="replace") for file in sorted(folder.glob(f"*{stream}")))
+                      .replace(settings.root, "")  # so that paths are those of the folder itself
                       for stream in ("stdout", "errors"))
-    stderr = (records / "stderr").read_text(errors="replace")
-    started = {int(file.read_text() or 0) for file in records.glob("*.rank")}
-    return Run(name, status, stdout, stderr, errors, read_processes(records), [*waits], [*outlived], started=started)
+    stderr = (folder / "stderr").read_text(errors="replace")
+    started = {int(file.read_text() or 0) for file in folder.glob("*.rank")}
+    left = files.read_all(Path(settings.copy), workspace.unchanged(Path(settings.copy)))
+    return Run(name, status, stdout, stderr, errors, read_processes(folder), [*waits], [*outlived], left, started)
 
 
 def own_error(stderr):

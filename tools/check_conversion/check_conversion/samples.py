@@ -1,10 +1,14 @@
-"""Which samples a step was made of, in both runs: the same, fewer, others, or other values."""
+"""Which samples a step was made of, in both runs: the same, fewer, others, or other values; and how the ranks' losses
+make up the original's."""
+import bisect
 import itertools
 import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-SAME = 1e-5  # two checksums, of the largest: samples that nothing but rounding parts
+from check_conversion.records import KINDS
+
+SAME = KINDS["fed"].floor
 
 
 class Relation(Enum):
@@ -68,8 +72,7 @@ def relate(original, ranks):
     share = found / max(len(original), len(together))
     if found == len(original) == len(together):
         return Relation.SAME, 1
-    if len(ranks) > 1 and all(len(rank) == len(original) == matched(rank, original)
-                              for rank in ranks):
+    if len(ranks) > 1 and all(len(rank) == len(original) == matched(rank, original) for rank in ranks):
         return Relation.WHOLE, 1
     if len(ranks) > 1 and all(len(rank) == matched(rank, ranks[0]) for rank in ranks):
         return Relation.ALIKE, share
@@ -83,122 +86,104 @@ def relate(original, ranks):
     return Relation.OTHERS, share
 
 
-def checksums(step, name, axis):
-    return [number for fed in step.fed if fed.name == name for number in getattr(fed, axis)]
+class Argument:
+    """Of the model, in the original's step and in those of all ranks."""
 
+    def __init__(self, name, step, shares):
+        self.name = name
+        self.fed = [[one for known, one in each.get("fed", []) if known == name] for each in (step, *shares)]
+        self.whole_numbers = any(one.whole_numbers for one in self.fed[0])
+        # By whichever dimension the samples are told apart: a list's elements, rows or columns.
+        found = {axis: relate(self.checksums(axis)[0], self.checksums(axis)[1:]) for axis in ("one", "rows", "columns")}
+        self.axis = max(found, key=lambda axis: (found[axis][0] != Relation.UNKNOWN, found[axis][1]))
+        self.relation = found[self.axis][0]
 
-def of_argument(name, step, shares):
-    """By whichever dimension the samples are told apart: a list's elements, rows or columns."""
-    found = {axis: relate(checksums(step, name, axis),
-                          [checksums(share, name, axis) for share in shares])
-             for axis in ("one", "rows", "columns")}
-    best = max(found, key=lambda axis: (found[axis][0] != Relation.UNKNOWN, found[axis][1]))
-    return best, found[best][0]
+    def checksums(self, axis=None):
+        """Of the original, and of each rank."""
+        return [[number for one in each for number in getattr(one, axis or self.axis)] for each in self.fed]
 
+    def calls(self):
+        """How often the original and each rank have called the model with it."""
+        return [sum(not one.one for one in each) for each in self.fed]
 
-def shapes(step):
-    return " and ".join(sorted({str(fed.shape) for fed in step.fed if fed.shape})) or "nothing"
-
-
-def names_in(step):
-    return dict.fromkeys(fed.name for fed in step.fed)
-
-
-def calls(step, name):
-    return sum(fed.name == name for fed in step.fed if not fed.one)
+    def look_closer(self, steps):
+        """Which samples others are, and whether they can be told at all."""
+        original, *ranks = self.checksums()
+        ours = [*itertools.chain(*ranks)]
+        if self.relation == Relation.REPEATED and len({*self.calls()}) > 1:
+            self.relation = Relation.UNKNOWN  # the model is called more often with the same samples
+        if self.relation == Relation.OTHERS and not self.whole_numbers:
+            known = [number for step in steps for name, one in step.get("fed", []) if name == self.name
+                     for number in getattr(one, self.axis)]
+            if matched(known, ours) <= 0.5 * len({*ours}):
+                self.relation = Relation.VALUES
+        if self.relation == Relation.OTHERS:  # parts are as wide as their longest: tokens[:, :-1] cuts that one alone
+            widths = {frozenset(tuple(one.shape[1:]) for one in each) for each in self.fed}
+            original, *ranks = self.checksums("rows")
+            ours = [*itertools.chain(*ranks)]
+            if len(widths) > 1 and matched(original, ours) > 0.5 * len(ours):
+                self.relation = Relation.UNKNOWN
+        return self
 
 
 def same_twice(step, nudged):
     """Arguments in which rounding, through the weights, has changed nothing yet."""
-    return [name for name in names_in(step)
-            if of_argument(name, step, [nudged])[1] in (Relation.SAME, Relation.UNKNOWN)]
+    return [name for name in step.named("fed")
+            if Argument(name, step, [nudged]).relation in (Relation.SAME, Relation.UNKNOWN)]
+
+
+def shapes(step):
+    return " and ".join(sorted({str(one.shape) for one in step.all("fed") if one.shape})) or "nothing"
 
 
 def compare(step, nudged, shares, steps, name):
     """The samples of a step; steps: all of the original's, name: its script's."""
-    names = [argument for argument in same_twice(step, nudged)
-             if all(argument in names_in(share) for share in shares)]
+    found = [Argument(argument, step, shares).look_closer(steps) for argument in same_twice(step, nudged)
+             if all(argument in share.named("fed") for share in shares)]
     sizes = f"{name} was fed {shapes(step)}, the ranks {', '.join(map(shapes, shares))}"
-    if not names:
+    if not found:
         return Samples(sizes=sizes)
-    relations = {argument: relation_of(argument, step, shares, steps) for argument in names}
     # What all samples share, a graph perhaps, says nothing beside what they do not.
-    telling = [argument for argument in names if relations[argument] not in (
-        Relation.WHOLE, Relation.UNKNOWN)]
-    wrong = [argument for argument in telling if relations[argument] != Relation.SAME]
-    chosen = (wrong or telling or names)[0]
-    axis, _ = of_argument(chosen, step, shares)
-    relation = relations[chosen]
-    if not telling and {*relations.values()} != {Relation.WHOLE}:
-        relation = Relation.UNKNOWN
-    counts = [len(checksums(share, chosen, axis)) for share in shares]
-    return Samples(relation, chosen, sizes, len(checksums(step, chosen, axis)), tuple(counts),
-                   whole_numbers(step, chosen), relations, mispaired(telling, step, shares))
+    telling = [one for one in found if one.relation not in (Relation.WHOLE, Relation.UNKNOWN)]
+    chosen = ([one for one in telling if one.relation != Relation.SAME] or telling or found)[0]
+    is_whole = {one.relation for one in found} == {Relation.WHOLE}
+    original, *ranks = map(len, chosen.checksums())
+    relation = chosen.relation if telling or is_whole else Relation.UNKNOWN
+    return Samples(relation, chosen.name, sizes, original, tuple(ranks), chosen.whole_numbers,
+                   {one.name: one.relation for one in found}, mispaired(telling))
 
 
-def mispaired(names, step, shares):
-    """Two arguments whose samples are all there, but go together otherwise, or nothing."""
-    axes = {name: of_argument(name, step, shares)[0] for name in names}
-    found = {name: checksums(step, name, axis) for name, axis in axes.items()}
-    distinct = [name for name in names if len({*found[name]}) == len(found[name])]
-    for key, name in itertools.product(distinct[:1], names):
-        places = {number: place for place, number in enumerate(found[key])}
-        for share in shares:
-            ours = [checksums(share, one, axes[one]) for one in (key, name)]
-            if len(ours[0]) != len(ours[1]) or len(found[key]) != len(found[name]):
-                continue
-            close = SAME * max(map(abs, found[name]))
-            for number, other in zip(*ours):
-                place = places[min(places, key=lambda known: abs(known - number))]
-                if abs(found[name][place] - other) > close:
-                    return name, key
+def mispaired(arguments):
+    """Two whose samples are all there, but go together otherwise, or nothing."""
+    found = {one.name: one.checksums() for one in arguments}
+    distinct = [name for name, (original, *_) in found.items() if len({*original}) == len(original)]
+    for key, other in itertools.product(distinct[:1], found):
+        if len(found[key][0]) != len(found[other][0]):
+            continue
+        known, *pairs = ([*zip(*both)] for both in zip(found[key], found[other]))
+        known.sort()
+        close = SAME * max((abs(value) for _, value in known), default=0)
+        for number, value in itertools.chain(*pairs):
+            place = bisect.bisect(known, (number,))
+            nearest = min(known[max(place - 1, 0):place + 1], key=lambda pair: abs(pair[0] - number))
+            if abs(nearest[1] - value) > close:
+                return other, key
     return ()
 
 
-def relation_of(argument, step, shares, steps):
-    axis, relation = of_argument(argument, step, shares)
-    if relation == Relation.OTHERS and not (whole_numbers(step, argument)
-                                            or found_elsewhere(argument, axis, shares, steps)):
-        return Relation.VALUES
-    if relation == Relation.REPEATED and len({calls(one, argument) for one in (step, *shares)}) > 1:
-        return Relation.UNKNOWN  # the model is called more often with the same samples
-    if relation == Relation.OTHERS and padded_otherwise(argument, step, shares):
-        return Relation.UNKNOWN
-    return relation
-
-
-def padded_otherwise(argument, step, shares):
-    """Parts are as wide as their longest sample: tokens[:, :-1] cuts that one alone."""
-    widths = {frozenset(tuple(fed.shape[1:]) for fed in one.fed if fed.name == argument) for one in (step, *shares)}
-    ours = [number for share in shares for number in checksums(share, argument, "rows")]
-    return len(widths) > 1 and matched(checksums(step, argument, "rows"), ours) > 0.5 * len(ours)
-
-
-def whole_numbers(step, name):
-    return any(fed.whole_numbers for fed in step.fed if fed.name == name)
-
-
-def found_elsewhere(name, axis, shares, steps):
-    """Whether the ranks' samples are those of other steps of the original."""
-    known = [number for step in steps for number in checksums(step, name, axis)]
-    ours = [number for share in shares for number in checksums(share, name, axis)]
-    return matched(known, ours) > 0.5 * len({*ours})
-
-
 def losses(step, shares, samples):
-    whole, parts = sum(step.losses), [sum(share.losses) for share in shares]
-    if not step.losses or not all(share.losses for share in shares) or not math.isfinite(whole):
+    whole, parts = sum(step.all("loss")), [sum(share.all("loss")) for share in shares]
+    if not all(one.all("loss") for one in (step, *shares)) or not math.isfinite(whole):
         return Losses.UNKNOWN
 
     def is_whole(value):
-        return math.isclose(value, whole, rel_tol=1e-5, abs_tol=1e-12)
+        return math.isclose(value, whole, rel_tol=KINDS["loss"].floor, abs_tol=1e-12)
     if all(map(is_whole, parts)):
         return Losses.EACH
     if is_whole(sum(parts) / len(parts)):
         return Losses.MEAN
     if is_whole(sum(parts)):
         return Losses.SUM
-    if sum(samples.ranks) and is_whole(
-            sum(map(math.prod, zip(samples.ranks, parts))) / sum(samples.ranks)):
+    if sum(samples.ranks) and is_whole(sum(map(math.prod, zip(samples.ranks, parts))) / sum(samples.ranks)):
         return Losses.MEAN_OF_SAMPLES
     return Losses.OTHER

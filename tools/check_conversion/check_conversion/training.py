@@ -1,65 +1,106 @@
-"""Do both train the same? Step by step, until one of them goes otherwise.
-
-Rounding is measured: a run of the original whose weights were moved by one rounding at each step
-drifts as far as a right conversion does.
-"""
+"""Do both train the same? Step by step, until one of them goes otherwise."""
 import collections
 import itertools
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from check_conversion import samples
-from check_conversion.buffers import compare_untrained
-from check_conversion.causes import Evidence, of_lengths, other_samples, why
-from check_conversion.distances import LARGE, TIMES, apart_in, distance, factor_between, norm, of_tensors
-from check_conversion.protocol import About, Began, Score
-from check_conversion.samples import Losses, Relation
-from check_conversion.verdict import CannotSay, Fault
+from check_conversion.causes import Evidence, first_cause, other_scores, scores_of_ranks
+from check_conversion.records import Step
+from check_conversion.samples import Losses, Relation, same_twice
+from check_conversion.sketch import LARGE, TIMES, Measured, distance, norm, of_tensors
+from check_conversion.verdict import CannotSay, Fault, Heading, few
 
-LEAST = 1e-8  # of what training moves the weights: no fault that anybody makes is smaller
-ALIKE = 1e-10, 1e-6  # of what all ranks have alike, in float64 and in float32: they have the same bits
-SCHEDULED = "lr ", "momentum ", "betas "  # options that may follow the number of steps
 NOISE = 1e-9  # of the largest gradient: one that is 0 in theory, a bias before a norm
 
 
-@dataclass
-class Rounding:
-    """How far the weights of each optimizer may part so far."""
-    eps: float  # of the weights' type
-    drift: dict = field(default_factory=dict)
-    start: dict = field(default_factory=dict)
-    moved: dict = field(default_factory=dict)  # by training
-    since: dict = field(default_factory=dict)  # the step from which on rounding hides its faults
-    seen: dict = field(default_factory=dict)  # whether in some step a fault of any size would show
+class Weights(Measured):
+    """Those of one optimizer: how far they may part so far."""
 
-    def measure(self, k, one, nudged):
-        which = one.optimizer
-        self.start.setdefault(which, one.before)
-        for a, b in ((one.before, nudged.before), (one.after, nudged.after)):
-            least = self.eps * norm(a)  # one rounding
-            self.drift[which] = max(self.drift.get(which, 0), distance(a, b), least)
-        moved = distance(one.after, self.start[which])
+    def __init__(self, start, eps):
+        super().__init__("after")
+        self.start, self.eps = start, eps
+        self.hidden_since = 0  # the step from which on rounding alone is large
+        self.shown = False  # in some step a fault of any size would have shown
+
+    def follow(self, k, one, nudged):
+        for kind in ("before", "after"):
+            a, b = one.last(kind), nudged.last(kind)
+            self.parted = max(self.parted, distance(a, b), self.eps * norm(a))  # one rounding at least
+        moved = distance(one.last("after"), self.start)
         if math.isfinite(moved):  # weights that are NaN have not been moved by any measure
-            self.moved[which] = moved
-        if self.drift[which] <= LARGE * moved or not moved:  # what was not trained hides nothing
-            self.since.pop(which, None)
+            self.largest = moved
+        if self.parted <= LARGE * moved or not moved:  # what was not trained hides nothing
+            self.hidden_since = 0
         else:
-            self.since.setdefault(which, k)
-        self.seen[which] = self.seen.get(which, False) or TIMES * self.drift[which] < moved
+            self.hidden_since = self.hidden_since or k
+        self.shown |= TIMES * self.parted < moved
 
-    @property
-    def blurred(self):
-        """The first step in which an optimizer's faults are hidden, as they are to the end."""
-        return min(self.since.values(), default=0)
 
-    @property
-    def blind(self):
-        """Whether there is an optimizer, of those that train, of which no fault would have shown."""
-        return not any(self.seen.values()) or any(
-            self.moved.get(which) and not seen for which, seen in self.seen.items())
+class Buffers:
+    """What no optimizer holds: a cause where it differs further than rounding has parted it."""
 
-    def differs(self, one, other, which):
-        return not distance(one, other) <= max(TIMES * self.drift[which], LEAST * self.moved.get(which, 0))
+    def __init__(self, pair):
+        self.pair, self.measured = pair, {}
+
+    def compare(self, k):
+        """What differs in step k or in the one before; not what did long before, without training going otherwise."""
+        rows = [*zip(self.pair.steps, self.pair.nudged.steps, *(rank.steps for rank in self.pair.ranks))][:k]
+        for number, steps in enumerate(rows, 1):
+            one, nudged, *shares = (step.named("buffer") for step in steps)
+            for rank, share in enumerate(shares[1:], 1):
+                if names := self.apart(shares[0], shares[0], share, " on ranks"):
+                    return number >= k - 1 and (
+                        f"{names} differs between ranks 0 and {rank} in step {number}: DDP averages only gradients, so "
+                        "each rank must compute it from the whole batch")
+            if names := self.apart(one, nudged, shares[0]):
+                return number >= k - 1 and f"{names} differs from that of {self.pair.name} in step {number}"
+        return ""
+
+    def apart(self, one, nudged, other, where=""):
+        """Names of what differs, of each way two steps: model.encoder_k, not each of its weights."""
+        without = {name.partition(".")[2] or name: buffer for name, buffer in other.items()}  # the variable's name
+        found = [name for name in one if name in nudged
+                 and (ours := other.get(name) or without.get(name.partition(".")[2] or name))
+                 and self.differs(name + where, one[name], nudged[name], ours)]
+        return few(".".join(name.split(".")[:2]) for name in found)
+
+    def differs(self, name, one, nudged, other):
+        """Its numbers, its rows in any order, and its columns in any order: keys in a queue may lie in another."""
+        differ = []
+        for form in ("sketch", "rows", "columns"):
+            if getattr(one, form):
+                measured = self.measured.setdefault((name, form), Measured("buffer"))
+                measured.learn(getattr(one, form), getattr(nudged, form))
+                differ.append(measured.differs(getattr(one, form), getattr(other, form)))
+        return all(differ)
+
+
+# Parameters whose gradient is nothing but rounding are not compared.
+
+class Kept(NamedTuple):
+    """The parameters of an optimizer that are compared: their names, and their places in both scripts."""
+    names: list
+    places: list
+    theirs: list
+
+    def of(self, step, places):
+        """The step with these of its tensors, in this order."""
+        taken = Step(step)
+        for kind in ("before", "after", "gradients"):
+            tensors = of_tensors(step.last(kind))
+            taken.put(kind, [number for place in places if place < len(tensors) for number in tensors[place]])
+        return taken
+
+
+def keep(optimizer, original, ours, noise):
+    names, theirs = original.parameters(optimizer).names, ours.parameters(optimizer).names
+    kept = [place for place in range(len(names)) if place not in noise]
+    if len(names) != len(theirs):
+        return Kept([names[place] for place in kept], kept, [*range(len(theirs))])
+    by_name = sorted(names) == sorted(theirs) and len({*names}) == len(names)  # perhaps in another order
+    places = [theirs.index(names[place]) if by_name else place for place in kept]
+    return Kept([names[place] for place in kept], kept, places)
 
 
 def noise_in(steps, nudged):
@@ -67,138 +108,89 @@ def noise_in(steps, nudged):
     by its size makes weights of it."""
     total, found = collections.Counter(), collections.Counter()
     for one, other in zip(steps, nudged):
-        total[one.optimizer] += 1
-        pairs = [*zip(of_tensors(one.gradients), of_tensors(other.gradients))]
+        which, gradients, others = one.last("optimizer"), one.last("gradients"), other.last("gradients")
+        total[which] += 1
+        pairs = [*zip(of_tensors(gradients), of_tensors(others))]
         largest = max((norm(a) for a, _ in pairs), default=0)
-        calm = distance(one.gradients, other.gradients) < 1e-3 * norm(one.gradients)
+        calm = distance(gradients, others) < 1e-3 * norm(gradients)
         for place, (a, b) in enumerate(pairs):
             if 0 < norm(a) < NOISE * largest or (calm and distance(a, b) > 0.5 * norm(a)):
-                found[one.optimizer, place] += 1
+                found[which, place] += 1
     return {which: [place for (whose, place), count in found.items()
                     if whose == which and 2 * count > total[which]] for which in total}
 
 
-def taking(places, step):
-    """The step, with these of its tensors, in this order."""
-    def some(numbers):
-        tensors = of_tensors(numbers)
-        return [number for place in places if place < len(tensors) for number in tensors[place]]
-    return replace(step, before=some(step.before), after=some(step.after), gradients=some(step.gradients))
+# What is known of both runs as a whole.
+
+class Pair:
+    """Two runs side by side: one process of the first, and all that train in the second."""
+
+    def __init__(self, names, original, nudged, ranks, in_workers=()):
+        """nudged: the original's second run; None where nothing is nudged. in_workers: generators that moved there."""
+        self.name, self.converted = names
+        self.original, self.nudged, self.ranks = original, nudged or original, ranks
+        self.steps, self.in_workers = original.steps, " and ".join(in_workers)
+        self.lengths = epoch_length(original), epoch_length(ranks[0])
+        self.drawn_in_each_step = drawn_in_each_step(self.steps)
+        self.on_gpus = {name.partition(" ")[0] for process in (original, *ranks) for step in process.steps
+                        for name, only_there in step.get("switch", ()) if only_there}
+        noise = noise_in(self.steps, nudged.steps) if nudged else {}
+        self.kept = {which: keep(which, original, ranks[0], noise.get(which, ()))
+                     for which in {step.last("optimizer") for step in self.steps} if ranks[0].parameters(which)}
+        self.noise = [original.parameters(which).names[place] for which in sorted(noise) for place in noise[which]]
+        self.weights = {}
+        self.gradients = collections.defaultdict(lambda: Measured("gradients"))
+        self.scores, self.buffers = Measured("score"), Buffers(self)
+        self.whole_before = False  # in a step that agreed, each rank took the whole batch, and its own part's loss
+
+    def evidence(self, k):
+        """Of step k, with what rounding has parted so far."""
+        one, nudged, *shares = (process.steps[k - 1] for process in (self.original, self.nudged, *self.ranks))
+        which = one.last("optimizer")
+        if {share.last("optimizer") for share in shares} == {which} and which in self.kept:
+            kept = self.kept[which]
+            one, nudged = (kept.of(step, kept.places) for step in (one, nudged))
+            shares = [kept.of(share, kept.theirs) for share in shares]
+        if which not in self.weights:
+            self.weights[which] = Weights(one.last("before"), self.original.parameters(which).eps)
+        self.weights[which].follow(k, one, nudged)
+        gradients = self.gradients[which]
+        gradients.parted = max(gradients.parted, distance(one.last("gradients"), nudged.last("gradients")))
+        for a, b in zip(one.all("score"), nudged.all("score")):
+            self.scores.learn([a], [b])
+        return Evidence(self, k, one, nudged, shares)
 
 
-def places_of(names, ours):
-    """Where the parameters of these names are in an optimizer of the other script, which may hold them in
-    another order."""
-    if sorted(names) != sorted(ours) or len({*names}) < len(names):
-        return [*range(len(ours))]
-    return [ours.index(name) for name in names]
+def epoch_length(process):
+    """Steps of the first epoch."""
+    passes = [record for record in process.of("shuffle") if record.value.shuffles]
+    for first, second in itertools.pairwise(passes):
+        if second.step > first.step and first.value.length == second.value.length:
+            return second.step - first.step
+    return len(process.steps)
+
+
+def drawn_in_each_step(steps):
+    """Generators that move from step to step, and not once for a whole pass."""
+    later = steps[1:] or steps  # before the first step the model was made
+    of_each = [[step for step in later if step.last("optimizer") == which]
+               for which in {step.last("optimizer") for step in later}]
+    return {name for name in steps[0].named("drew") for own in of_each
+            if 2 * sum(step.named("drew").get(name, (0, False))[1] for step in own) > len(own)}
 
 
 def unseeded(original, nudged):
     """What shows that the original draws other numbers each time."""
-    one, other = original.ranks[0].steps, nudged.ranks[0].steps
-    eps = original.ranks[0].of(Began)[0].eps
-    if not distance(one[0].before, other[0].before) <= 100 * eps * norm(one[0].before):
-        return "it begins with different weights"
-    for k, (a, b) in enumerate(zip(one, other), 1):
-        if distance(a.before, b.before) > 100 * eps * norm(a.before):
-            return None  # by rounding, which what is fed and drawn may follow
-        if drawn := [name for name in a.draws if a.states[name] != b.states.get(name)]:
+    eps = original.parameters(0).eps
+    for k, (a, b) in enumerate(zip(original.steps, nudged.steps), 1):
+        if distance(a.last("before"), b.last("before")) > 100 * eps * norm(a.last("before")):
+            return "it begins with different weights" if k == 1 else ""  # rounding, which the rest may follow
+        states = {name: state for name, (state, _) in b.named("drew").items()}
+        if drawn := [name for name, (state, moved) in a.named("drew").items() if moved and states.get(name) != state]:
             return f"step {k}: by {' and '.join(drawn)}"
-        if k > 2:
-            continue  # a state that is fed again follows the weights
-        if len(samples.same_twice(a, b)) < len(samples.names_in(a)):
+        if k <= 2 and len(same_twice(a, b)) < len(a.named("fed")):  # later what is fed again follows the weights
             return f"step {k}: other samples, or other values of them"
-    return None
-
-
-# What all ranks must have alike.
-
-def other_options(one, other, nudged=None):
-    """What two optimizers have been told otherwise: lr 0.1 instead of 0.05; not what rounding moves."""
-    def same(a, b):
-        return a == b or (isinstance(a, float) and isinstance(b, float)
-                          and (math.isclose(a, b, rel_tol=1e-6) or (a != a and b != b)))
-    if len(one.options) != len(other.options):
-        return [f"{len(other.options)} groups of parameters instead of {len(one.options)}"]
-    again = nudged.options if nudged else one.options
-    return sorted({f"{name} {new.get(name)} instead of {old[name]}"
-                   for old, new, known in zip(one.options, other.options, again) for name in old
-                   if not same(old[name], new.get(name)) and same(old[name], known.get(name))})
-
-
-def between_ranks(ranks, shares):
-    """DDP keeps weights and gradients the same in all ranks, to the last bit."""
-    for other, step in zip(ranks[1:], shares[1:]):
-        who, one = f"ranks 0 and {other.rank}", shares[0]
-        began = other.of(Began)[step.optimizer]
-        if options := other_options(one, step):
-            return Fault(f"{who} have different optimizer options: {', '.join(options)}", "Decisions")
-        if fault := apart_in_shuffles(who, one, step):
-            return fault
-        for what, heading in (("before", "Load first, then DDP"),
-                              ("gradients", "Training goes through DDP"),
-                              ("after", "Load first, then DDP")):  # no later step may show it
-            a, b = getattr(one, what), getattr(step, what)
-            if distance(a, b) > ALIKE[began.eps > 1e-10] * norm(a):
-                where = apart_in(began.names, a, b)
-                without = [name for name in began.without if name in where]
-                heading = "Training goes through DDP" if without else heading
-                named = {"before": "weights", "after": "weights after the step"}.get(what, what)
-                text = f"{who} have different {named}: {where}"
-                alone = f" ({', '.join(without[:3])} not wrapped in DDP)" * bool(without)
-                return Fault(text + alone, heading)
-    return None
-
-
-def apart_in_shuffles(who, one, step):
-    for a, b in zip(one.passes, step.passes):
-        if a.shuffles and a.asked != b.asked:
-            return Fault(f"{who} shuffle differently, because DistributedSampler's seed and epoch are "
-                         f"{a.asked} and {b.asked}", "Random numbers")
-        if a.shuffles and a.sampler == b.sampler and a.length == b.length and a.drawn != b.drawn:
-            return Fault(f"{who} shuffle differently, each with its own random numbers",
-                         "Random numbers")
-    return None
-
-
-def compare_scores(original, nudged, converted):
-    """Each decision of ReduceLROnPlateau rests on one figure, the same in all ranks."""
-    scores = [run.ranks[0].of(Score) for run in (original, nudged)]
-    scores += [rank.of(Score) for rank in converted.ranks]
-    for a, b, *ours in zip(*scores):
-        values = [one.value for one in ours]
-        if any(distance(values[:1], [value]) > 1e-6 * norm(values) for value in values):
-            given = ", ".join(f"{value:.6g}" for value in values)
-            return Fault(f"ReduceLROnPlateau is given a different value on each rank: {given}",
-                         "Decisions", ours[0].steps)
-        moved = min(distance([a.value], [b.value]), norm([a.value]))
-        if distance([a.value], values[:1]) > TIMES * moved + LARGE * norm([a.value]) + 1e-12:
-            return Fault(f"ReduceLROnPlateau is given {values[0]:.6g} instead of {a.value:.6g}",
-                         "Decisions", ours[0].steps)
-    before, _, *counts = map(len, scores)
-    if {*counts} != {before}:
-        last = max(scores, key=len)[min(map(len, scores))]
-        return Fault(f"ReduceLROnPlateau is given {before} figures in {original.name}, and "
-                     f"{', '.join(map(str, counts))} on the ranks", "Decisions", last.steps)
-    return None
-
-
-def compare_switches(original, converted):
-    """The first step in which autocast, a GradScaler or dropout was on in one of them and off in the other."""
-    ranks = converted.ranks
-    for k, (one, *shares) in enumerate(zip(original.ranks[0].steps, *(rank.steps for rank in ranks)), 1):
-        for what in sorted(one.on.union(*(share.on for share in shares))):
-            others = [rank for rank, share in zip(ranks, shares)
-                      if (what in share.on) != (what in one.on)]
-            if others:
-                where = converted.name
-                if len(others) < len(ranks):
-                    where += f" on rank {others[0].rank}"
-                first, then = ("on", "off") if what in one.on else ("off", "on")
-                return Fault(f"{what} is {first} in {original.name} and {then} in {where}",
-                             "What your script has", k)
-    return None
+    return ""
 
 
 # Step by step.
@@ -207,166 +199,66 @@ def compare_switches(original, converted):
 class Training:
     """How far both agree, and the first fault."""
     fault: Fault = None
+    stopped: str = ""  # why no more can be compared
     steps: int = 0
     whole: list = field(default_factory=list)  # Losses of each step of which all take the whole batch
     unseen: int = 0  # steps in which the model was fed nothing
     weights: float = 0.0  # how far they parted, and how far rounding parts them, of their norm
     rounding: float = 0.0
-    blurred: int = 0  # the step from which on rounding alone is large
-    noise: list = field(default_factory=list)  # parameters that were not compared
+    hidden: int = 0  # the step from which on rounding alone is large
 
     @property
     def not_shared_out(self):
         return self.steps == len(self.whole) and {*self.whole} == {Losses.EACH}
 
-
-def first_pass(steps):
-    """How many steps come of it."""
-    lengths = [one.passes[-1].steps for one in steps if one.passes]
-    ends = [a for a, b in itertools.pairwise(lengths) if b <= a]
-    return ends[0] if ends else max(lengths, default=0)
-
-
-def drawn_in_each_step(steps):
-    """Generators that move from step to step, and not once for a whole pass."""
-    later = steps[1:] or steps  # before the first step the model was made
-    of_each = [[step for step in later if step.optimizer == which] for which in {step.optimizer for step in later}]
-    return {name for name in {*steps[0].states} for own in of_each
-            if 2 * sum(name in step.draws for step in own) > len(own)}
+    def follow(self, e):
+        """A step that agrees."""
+        if e.relation == Relation.WHOLE and e.count > 1:
+            self.whole.append(e.losses)
+            e.pair.whole_before |= e.losses in (Losses.MEAN, Losses.SUM, Losses.MEAN_OF_SAMPLES)
+        self.unseen += not e.one.get("fed")
+        self.steps, size = e.step, norm(e.one.last("after")) or 1
+        self.weights = max(self.weights, distance(*e.both("after")) / size)
+        self.rounding = max(self.rounding, e.weights.parted / size)
 
 
-def drawn_in_workers(*runs):
-    return [*dict.fromkeys(name for run in runs for name in run.remarks(About.DREW))]
-
-
-def alike_before(k, ranks):
-    """Generators whose states were the same in all ranks in the step before."""
-    before = [rank.steps[k - 2].states for rank in ranks] if k > 1 else []
-    return {name for name in (before[0] if before else ())
-            if len({states.get(name) for states in before}) == 1}
-
-
-def compare_steps(original, nudged, converted):
-    """Step by step, until one of them goes otherwise."""
-    agree, rounding = Training(), Rounding(original.ranks[0].of(Began)[0].eps)
-    ranks, steps = converted.ranks, original.ranks[0].steps
-    known = dict(lengths=(first_pass(steps), first_pass(ranks[0].steps)),
-                 each_step=drawn_in_each_step(steps), in_workers=drawn_in_workers(original, converted),
-                 places={name: at for step in steps for name, at in step.drawn_at.items()})
-    noise, earlier = noise_in(steps, nudged.ranks[0].steps), None
-    parameters = {which: what_to_compare(original, converted, which, noise[which])
-                  for which in noise if which < len(ranks[0].of(Began))}
-    for k, (one, nudged_step, *shares) in enumerate(
-            zip(steps, nudged.ranks[0].steps, *(rank.steps for rank in ranks)), 1):
-        if {share.optimizer for share in shares} != {one.optimizer}:
-            agree.fault = Fault(f"this step is taken by optimizer {one.optimizer + 1} in {original.name}, and by optimizer "
-                                f"{' and '.join(str(share.optimizer + 1) for share in shares)} in the ranks, in the order "
-                                "of their first steps", "Decisions", k)
+def compare(pair, whole=True):
+    """All steps that both have, until one of them goes otherwise; whole: both runs came to their ends."""
+    agree, earlier = Training(), None
+    for k in range(1, min(len(process.steps) for process in (pair.original, pair.nudged, *pair.ranks)) + 1):
+        e = pair.evidence(k)
+        cause, sentence = first_cause(e)
+        if cause and earlier and not e.gradients_differ and not cause.always:
+            k, cause, sentence = earlier  # gradients that differed before, and moved no weight yet
+        if not cause and not all(map(math.isfinite, e.one.last("after"))):
+            agree.stopped = f"step {k}: the weights of both scripts are no longer finite: nothing more can be compared"
+        elif cause and cause.stops:
+            agree.stopped = f"step {k}: {sentence}"
+        elif cause:
+            agree.fault = Fault(sentence, cause.heading, k)
+        if agree.fault or agree.stopped:
             return agree
-        agree.fault = between_ranks(ranks, shares)
-        names, kept, theirs = parameters[one.optimizer]
-        one, nudged_step = (taking(kept, step) for step in (one, nudged_step))
-        shares = [taking(theirs, share) for share in shares]
-        rounding.measure(k, one, nudged_step)
-        e = evidence(k, one, nudged_step, shares, original, nudged, converted, known, names, rounding,
-                     bool({*agree.whole} & {Losses.MEAN, Losses.SUM, Losses.MEAN_OF_SAMPLES}))
-        agree.fault = agree.fault or compare_step(e, nudged_step, rounding, earlier)
-        earlier = earlier or (e if gradients_differ(e, nudged_step) else None)
-        if agree.fault:
-            agree.fault.step = agree.fault.step or k
-            return agree
-        if e.samples.relation == Relation.WHOLE and len(ranks) > 1:
-            agree.whole.append(e.losses)
-        agree.unseen += not one.fed
-        if not finite(one.after):
-            agree.fault = Fault("the weights of both scripts are no longer finite, so nothing more can be compared",
-                                "Check it", k, unknown=True)
-            return agree
-        agree.steps, size = k, norm(one.after) or 1
-        agree.weights = max(agree.weights, distance(one.after, shares[0].after) / size)
-        agree.rounding = max(agree.rounding, rounding.drift[one.optimizer] / size)
-    agree.blurred = rounding.blurred
-    agree.noise = [began.names[place] for began in original.ranks[0].of(Began)
-                   for place in noise.get(began.optimizer, [])]
-    counts = [len(rank.steps) for rank in ranks]
-    if {*counts} != {len(steps)}:
-        heading = "Two routes" if len({*counts}) == 1 else "Decisions"
-        agree.fault = Fault(f"{original.name} takes {len(steps)} steps, the ranks take "
-                            f"{', '.join(map(str, counts))}", heading, step=agree.steps + 1)
-    elif not any(rounding.moved.values()):
-        raise CannotSay(f"training moves no weight in {original.name}")
-    elif rounding.blind:
-        raise CannotSay(f"in {original.name} rounding alone moves the weights as far as training "
-                        "does: take a larger learning rate in both")
+        if e.gradients_differ and not earlier:
+            e.parted = True  # what explains that
+            earlier = k, *first_cause(e)
+        agree.follow(e)
+    agree.hidden = min((one.hidden_since for one in pair.weights.values() if one.hidden_since), default=0)
+    if whole:
+        agree.fault = at_the_end(pair, agree.steps)
     return agree
 
 
-def what_to_compare(original, converted, which, noise):
-    """The parameters of an optimizer, but for those whose gradients are noise: their names, and their
-    places in both scripts."""
-    names, ours = (run.ranks[0].of(Began)[which].names for run in (original, converted))
-    kept = [place for place in range(len(names)) if place not in noise]
-    places = places_of(names, ours)
-    theirs = places if len(places) != len(names) else [places[place] for place in kept]
-    return [names[place] for place in kept], kept, theirs
-
-
-def lacking(original, converted, which):
-    """Names of parameters that an optimizer holds in the original alone."""
-    names, ours = (run.ranks[0].of(Began)[which].names for run in (original, converted))
-    without = [name for name in names if name not in ours]
-    return f": it lacks {', '.join(without[:5])}" if without else ""
-
-
-def finite(numbers):
-    return all(map(math.isfinite, numbers))
-
-
-def evidence(k, one, nudged_step, shares, original, nudged, converted, known, names, rounding, whole_before):
-    steps = original.ranks[0].steps
-    found = samples.compare(one, nudged_step, shares, steps, original.name)
-    return Evidence(original.name, k, one, shares, found, samples.losses(one, shares, found),
-                    names=names, lacking=lambda: lacking(original, converted, one.optimizer),
-                    alike_before=alike_before(k, converted.ranks),
-                    blurred=one.optimizer in rounding.since, whole_before=whole_before,
-                    untrained=lambda: compare_untrained(
-                        k, steps, nudged.ranks[0].steps, [rank.steps for rank in converted.ranks],
-                        original.name), **known)
-
-
-def gradients_differ(e, nudged_step):
-    """By more than rounding, in all ranks alike."""
-    one, share = e.one, e.shares[0]
-    apart = distance(one.gradients, share.gradients)
-    return apart > max(LARGE * norm(one.gradients), TIMES * distance(one.gradients, nudged_step.gradients))
-
-
-def compare_step(e, nudged_step, rounding, earlier=None):
-    """earlier: the evidence of a step whose gradients differed, but moved no weight yet."""
-    one, share, which = e.one, e.shares[0], e.one.optimizer
-    if len(share.before) != len(one.before):
-        return Fault(f"the optimizer holds other parameters than in {e.name}{e.lacking()}", "Load first, then DDP")
-    different = rounding.differs(one.before, share.before, which)
-    if different and one.before == rounding.start[which]:
-        return Fault("it begins with different weights", "Load first, then DDP")
-    if different and which not in rounding.since:
-        return Fault("the weights differ before the step, although they agreed after the previous "
-                     "step", "Load first, then DDP")
-    if options := other_options(one, share, nudged_step):
-        follow = all(option.startswith(SCHEDULED) for option in options) and (other_samples(e) or of_lengths(e))
-        return follow or Fault(f"different optimizer options: {', '.join(options)}", "Decisions")
-    differ = gradients_differ(e, nudged_step)
-    if not rounding.differs(one.after, share.after, which):
-        return why(e) if differ and factor_between(one.gradients, share.gradients) else None
-    if earlier and not differ and (fault := why(earlier)):
-        fault.step = earlier.step
-        return fault
-    return why(e)
-
-
-def compare_training(original, nudged, converted):
-    agree = compare_steps(original, nudged, converted)
-    for other in (compare_scores(original, nudged, converted), compare_switches(original, converted)):
-        if other and (not agree.fault or other.step < agree.fault.step):
-            agree.fault = other
-    return agree
+def at_the_end(pair, steps):
+    """Whether both took all their steps, whether any fault could have been seen, and the last scores."""
+    counts = [len(rank.steps) for rank in pair.ranks]
+    if {*counts} != {len(pair.steps)}:
+        return Fault(f"{pair.name} takes {len(pair.steps)} steps, the ranks take {', '.join(map(str, counts))}",
+                     Heading.ROUTES if len({*counts}) == 1 else Heading.DECISIONS, steps + 1)
+    if not any(one.largest for one in pair.weights.values()):
+        raise CannotSay(f"training moves no weight in {pair.name}")
+    if any(one.largest and not one.shown for one in pair.weights.values()):
+        raise CannotSay(f"in {pair.name} rounding alone moves the weights as far as training does: take a larger "
+                        "learning rate in both")
+    e = Evidence(pair, steps, pair.original.tail, pair.nudged.tail, [rank.tail for rank in pair.ranks])
+    sentence = scores_of_ranks(e) or other_scores(e)
+    return Fault(f"ReduceLROnPlateau {sentence}", Heading.DECISIONS, steps) if sentence else None

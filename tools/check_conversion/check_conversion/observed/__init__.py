@@ -1,23 +1,11 @@
-"""Runs inside the user's processes: protects their files, makes two runs comparable, notes what they do."""
-from check_conversion.observed import (
-    batchnorm,
-    comparable,
-    figures,
-    generators,
-    guard,
-    notes,
-    precision,
-    sampling,
-    saving,
-    second_run,
-    steps,
-    untrained,
-)
-from check_conversion.protocol import Settings
+"""Runs inside the user's processes: keeps what is the user's, notes what is done, makes two runs comparable."""
 
 
 def install():
-    settings = Settings.given()
-    for module in (notes, guard, comparable, batchnorm, precision, generators, sampling, steps,
-                   untrained, saving, figures, second_run):
-        module.install(settings)
+    from check_conversion.observed import figures, interventions, order, process, steps
+    process.install()
+    steps.install()
+    figures.install()
+    if process.settings.intervene:
+        order.install()
+        interventions.install()  # last: the second run's weights move once they have been noted

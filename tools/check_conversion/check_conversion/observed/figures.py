@@ -1,96 +1,76 @@
-"""Notes the figures for TensorBoard and wandb and the last state of each of tqdm's bars, once a script
-has imported one of these packages."""
+"""Notes the figures for TensorBoard and wandb and the last state of each of tqdm's bars, once a script has imported one
+of these packages."""
 import contextlib
 import functools
 import importlib.machinery
 import sys
 
-from check_conversion.observed import notes
-from check_conversion.protocol import Bar, Logged
+from check_conversion.observed.process import before, note
 
 
-def note_figures(to, prefix, figures, step=None):
+def note_figures(to, figures, step=None):
     for name, value in figures.items():
         if isinstance(value, dict):
-            note_figures(to, f"{prefix}{name}/", value, step)
+            note_figures(to, {f"{name}/{key}": one for key, one in value.items()}, step)
             continue
         with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
             number = value if isinstance(value, (int, float)) else value.item()  # of one element
-            notes.note(Logged(to, f"{prefix}{name}", float(number), step))
+            note("figure", f"{to}: {name}", (float(number), step))
 
 
-def step_of(given, options):
-    """That a figure is logged for: the first thing after it."""
-    return options.get("global_step", options.get("step", given[0] if given else None))
+def note_scalar(writer, tag=None, value=None, global_step=None, *given, **options):
+    figures = options.get("tag_scalar_dict", options.get("scalar_value", value))
+    note_figures("TensorBoard", {options.get("main_tag", tag): figures}, global_step)
 
 
 def change_tensorboard(module):
-    one, many = module.SummaryWriter.add_scalar, module.SummaryWriter.add_scalars
-
-    def add_scalar(writer, tag, scalar_value, *given, **options):
-        note_figures("TensorBoard", "", {tag: scalar_value}, step_of(given, options))
-        return one(writer, tag, scalar_value, *given, **options)
-
-    def add_scalars(writer, main_tag, tag_scalar_dict, *given, **options):
-        note_figures("TensorBoard", f"{main_tag}/", tag_scalar_dict, step_of(given, options))
-        return many(writer, main_tag, tag_scalar_dict, *given, **options)
-    module.SummaryWriter.add_scalar, module.SummaryWriter.add_scalars = add_scalar, add_scalars
-
-
-def noting(log):
-    """wandb.log calls the run's own: what is logged once counts once."""
-    @functools.wraps(log)
-    def logged(data, *given, **options):
-        if not (noting.under_way or noting.disabled):
-            note_figures("wandb", "", data, step_of(given, options))
-        noting.under_way += 1
-        try:
-            return log(data, *given, **options)
-        finally:
-            noting.under_way -= 1
-    return logged
+    before(module.SummaryWriter, "add_scalar", note_scalar)
+    before(module.SummaryWriter, "add_scalars", note_scalar)
 
 
 def change_wandb(module):
-    if not hasattr(module, "init") or not hasattr(module, "log"):
-        return  # a module of the user's own, perhaps
-    noting.under_way, noting.disabled = 0, False
-    init = module.init
+    """wandb.log calls the run's own: what is logged once counts once."""
+    under_way, disabled = [], []
 
-    @functools.wraps(init)
+    def noting(log):
+        @functools.wraps(log)
+        def log_and_note(data, step=None, *given, **options):
+            if not (under_way or disabled):
+                note_figures("wandb", data, step)
+            under_way.append(True)
+            try:
+                return log(data, step, *given, **options) if step is not None else log(data, *given, **options)
+            finally:
+                under_way.pop()
+        return log_and_note
+
     def start(*given, **options):
         run = init(*given, **options)
-        noting.disabled = options.get("mode") == "disabled"  # on all ranks but one, perhaps
+        disabled[:] = [True] * (options.get("mode") == "disabled")  # on all ranks but one, perhaps
         if hasattr(run, "log"):
             run.log = noting(run.log)
         module.log = noting(module.log)
         return run
-    module.init, module.log = start, noting(module.log)
+    if hasattr(module, "init") and hasattr(module, "log"):  # else a module of the user's own, perhaps
+        init, module.init, module.log = module.init, start, noting(module.log)
 
 
-def state(bar):
-    """Without its clock: `epoch 1: 6/6, loss=0.5`."""
-    count = f"{bar.n}/{bar.total}" if bar.total is not None else f"{bar.n}"
-    name = f"{bar.desc.removesuffix(': ')}: " if bar.desc else ""
-    return f"{name}{count}" + (f", {bar.postfix}" if bar.postfix else "")
+def note_bar(bar):
+    """Its last state without its clock: `epoch 1: 6/6, loss=0.5`."""
+    if not getattr(bar, "disable", True):  # closing it again, it is disabled
+        with contextlib.suppress(AttributeError):  # it was never whole
+            name = f"{bar.desc.removesuffix(': ')}: " if bar.desc else ""
+            count = f"{bar.n}/{bar.total}" if bar.total is not None else f"{bar.n}"
+            note("bar", "", f"{name}{count}" + (f", {bar.postfix}" if bar.postfix else ""))
 
 
 def change_tqdm(module):
     """tqdm.std, whose bars all others inherit from."""
-    close = module.tqdm.close
-
-    @functools.wraps(close)
-    def close_and_note(bar):
-        if not getattr(bar, "disable", True):  # closing it again, it is disabled
-            with contextlib.suppress(AttributeError):  # it was never whole
-                notes.note(Bar(state(bar)))
-        return close(bar)
-    module.tqdm.close = close_and_note
+    before(module.tqdm, "close", note_bar)
 
 
-CHANGED = {"torch.utils.tensorboard.writer": change_tensorboard, "wandb": change_wandb,
-           "tensorboardX.writer": change_tensorboard,
-           "tqdm.std": change_tqdm}
+CHANGES = {"torch.utils.tensorboard.writer": change_tensorboard, "tensorboardX.writer": change_tensorboard,
+           "wandb": change_wandb, "tqdm.std": change_tqdm}
 
 
 class Finder:
@@ -98,9 +78,9 @@ class Finder:
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name not in CHANGED:
+        if name not in CHANGES:
             return None
-        change = CHANGED.pop(name)  # and so it is not asked again
+        change = CHANGES.pop(name)  # and so it is not asked again
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec and spec.loader:
             execute = spec.loader.exec_module
@@ -112,7 +92,7 @@ class Finder:
         return spec
 
 
-def install(settings):
-    for name in CHANGED.keys() & sys.modules.keys():  # torch has imported it
-        CHANGED.pop(name)(sys.modules[name])
+def install():
+    for name in CHANGES.keys() & sys.modules.keys():  # torch has imported it
+        CHANGES.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, Finder)

@@ -1,177 +1,186 @@
-"""Notes each optimizer step and what leads to it: samples, losses, norms, scores."""
-import functools
+"""Notes each optimizer step and what leads to it: samples, losses, norms, random numbers, gradients, weights."""
+import random
+import sys
 import weakref
+import zlib
 from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.data._utils import fetch as fetching
 
-from check_conversion.observed import (
-    batchnorm,
-    comparable,
-    generators,
-    notes,
-    precision,
-    sampling,
-    second_run,
-    untrained,
-)
-from check_conversion.observed.sketch import describe, sketch
-from check_conversion.protocol import About, Began, Remark, Score, Step
+from check_conversion.observed import modules, process
+from check_conversion.observed.process import after, before, note, note_once, replace
+from check_conversion.sketch import describe, sketch
 
 # Switches that say how an optimizer computes, not what.
 SWITCHES = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable")
-nudged = False
-made = weakref.WeakSet()  # optimizers
-trained = weakref.WeakSet()  # modules with their parameters
+optimizers = weakref.WeakSet()
 stepped, stepping = [], []  # optimizers that have taken a step; that take one
-in_forward = False
-now = Step()  # what has been noted since the last step
-backward = torch.autograd.backward
-add_group, form_group = Optimizer.add_param_group, dist.init_process_group
+trained = weakref.WeakSet()  # modules with their parameters
+noted = {}  # of the step under way: its gradients and options
+under_way = []  # the forward of a model in training, and those of its modules
+modes = []  # whether the model that was called last was in training mode
 
 
 def parameters_of(optimizer):
     return [one for group in optimizer.param_groups for one in group["params"]]
 
 
-def note_group(optimizer, group):
-    add_group(optimizer, group)
-    made.add(optimizer)
+# Random numbers.
 
+last_states = {}
+
+
+def generator_states():
+    """A checksum of the state of each generator."""
+    found = {"torch": bytes(torch.get_rng_state().tolist()), "Python": repr(random.getstate()).encode()}
+    device = torch.accelerator.current_accelerator(check_available=True)
+    module = torch.get_device_module(device) if device else None
+    if hasattr(module, "get_rng_state") and getattr(module, "is_initialized", lambda: True)():
+        found["torch"] += bytes(module.get_rng_state().tolist())
+    if "numpy.random" in sys.modules:
+        _, keys, *position = sys.modules["numpy.random"].get_state()
+        found["numpy"] = keys.tobytes() + repr(position).encode()
+    return {name: zlib.crc32(state) for name, state in found.items()}
+
+
+def note_draws():
+    now = generator_states()
+    for name, state in now.items():
+        note("drew", name, (state, last_states.get(name, state) != state))
+    last_states.update(now)
+
+
+def disregard_draws(*_):
+    """What was drawn so far is not the step's: a loader has drawn a seed for its workers."""
+    last_states.update(generator_states())
+
+
+def note_worker_draws(fetch):
+    """Of a loader's dataset, in a worker."""
+    def fetch_and_note(fetcher, index):
+        if torch.utils.data.get_worker_info() is None:
+            return fetch(fetcher, index)
+        states = generator_states()
+        batch = fetch(fetcher, index)
+        for name, state in generator_states().items():
+            if states.get(name, state) != state:
+                note_once("worker drew", name)
+        return batch
+    return fetch_and_note
+
+
+# What a model is fed.
 
 def is_trained(module):
     if module not in trained:
-        known = {id(one) for optimizer in made for one in parameters_of(optimizer)}
+        known = {id(one) for optimizer in optimizers for one in parameters_of(optimizer)}
         if any(id(one) in known for one in module.parameters()):
             trained.add(module)
     return module in trained
 
 
-def outermost(forward):
-    """Of all modules in one another the outermost is fed samples, by model(x) or model.forward(x)."""
-    @functools.wraps(forward)
-    def note_and_go(module, *given, **options):
-        global in_forward
-        if in_forward or not torch.is_grad_enabled() or not is_trained(module):
-            return forward(module, *given, **options)
-        if nudged:
-            second_run.nudge_first([*made])
-        note_fed(module, given, options)
-        in_forward = True
-        try:
-            return forward(module, *given, **options)
-        finally:
-            in_forward = False
-            now.after_model = generators.states()
-    return note_and_go
+def enter(module, given):
+    """Of all modules in one another the outermost is fed samples."""
+    if under_way or (torch.is_grad_enabled() and is_trained(module)):
+        under_way.append(module)
 
 
-def note_class(cls, **options):
-    """A class of the user's own, or of a package that comes later."""
-    super(torch.nn.Module, cls).__init_subclass__(**options)
-    if "forward" in vars(cls):
-        cls.forward = outermost(cls.forward)
+def leave(module, given, options, result):
+    if under_way:
+        under_way.pop()
+        if not under_way:
+            note_fed(module, given, options)
+            note("forward", "", generator_states())
 
 
 def note_fed(module, given, options):
-    """Each tensor that a call is given, also in lists, whose elements are samples, and in mappings."""
     while isinstance(getattr(module, "module", None), torch.nn.Module):
         module = module.module
+    modes[:] = [module.training]
     name = type(module).__name__.removeprefix("FSDP")
     if torch._C._get_tracing_state() is None:
         for place, argument in [*enumerate(given), *options.items()]:
             for path, tensor in tensors_in(argument, str(place)):
-                now.fed.append(describe(f"{name} {path}", tensor, "[]" in path))
+                note("fed", f"{name} {path}", describe(tensor, "[]" in path))
 
 
 def tensors_in(value, path, depth=5):
     """Each with its way there, which a list's elements share: a rank has fewer of them."""
     if isinstance(value, torch.Tensor):
         yield path, value
-    elif depth and isinstance(value, list):
-        for one in value:
-            yield from tensors_in(one, f"{path}[]", depth - 1)
-    elif depth and isinstance(value, tuple):
-        for place, one in enumerate(value):
-            yield from tensors_in(one, f"{path}.{place}", depth - 1)
-    elif depth and isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from tensors_in(one, f"{path}.{key}", depth - 1)
-    elif depth and hasattr(value, "__dict__") and not callable(value):  # an object that has tensors
-        for key, one in vars(value).items():
-            yield from tensors_in(one, f"{path}.{key}", min(depth, 2) - 1)
+        return
+    parts = []
+    if isinstance(value, list):
+        parts = [(f"{path}[]", one) for one in value]
+    elif isinstance(value, tuple):
+        parts = [(f"{path}.{place}", one) for place, one in enumerate(value)]
+    elif isinstance(value, Mapping):
+        parts = [(f"{path}.{key}", one) for key, one in value.items()]
+    elif hasattr(value, "__dict__") and not callable(value):  # an object that has tensors
+        parts, depth = [(f"{path}.{key}", one) for key, one in vars(value).items()], min(depth, 2)
+    for way, one in parts if depth else []:
+        yield from tensors_in(one, way, depth - 1)
 
+
+# Losses, and the scaler of a loss.
 
 def note_loss(tensors, *given, **options):
-    tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-    for one in tensors:
-        if notes.settings.float64 and not sampling.steps:
-            comparable.check_precision(one)
+    if False in modes:
+        note_once("switch", "model.eval()", False)
+    for one in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
         if one.numel() == 1 and not isinstance(one, DTensor):
-            now.losses.append(one.item())
-    return backward(tensors, *given, **options)
+            note("loss", "", one.item() / getattr(one, "scaled_by", 1))
 
 
-def note_norm(clip):
-    def clipped(*given, **options):
-        norm = clip(*given, **options)
-        if not isinstance(norm, DTensor):
-            now.norms.append(float(norm))
-        return norm
-    return clipped
+def note_scaler(result, scaler, *given, enabled=True, **options):
+    """One that is off although the script has it on needs a device that is not here."""
+    scaler.asked_for = given[5] if len(given) > 5 else enabled
 
 
-def note_score(step):
-    def with_score(scheduler, metrics, *given, **options):
-        notes.note(Score(float(metrics), sampling.steps))
-        return step(scheduler, metrics, *given, **options)
-    return with_score
+def note_scaled(scaled, scaler, outputs):
+    if getattr(scaler, "asked_for", False):
+        note_once("switch", "GradScaler", not scaler.is_enabled())
+    if scaler.is_enabled() and isinstance(scaled, torch.Tensor):
+        scaled.scaled_by = scaler.get_scale()
+        note("scale", "", scaled.scaled_by)
 
 
-def names_of(parameters):
-    """The longest name that a module has for each, and which of them nothing averages."""
-    names, shared = {}, {id(one) for one in parameters if isinstance(one, DTensor)}
-    for module in untrained.all_modules():
-        if isinstance(module, DistributedDataParallel):
-            shared.update(map(id, module.parameters()))
-        else:
-            for name, parameter in module.named_parameters():
-                names[id(parameter)] = max(names.get(id(parameter), ""), name, key=len)
-        if type(module).__name__ == "FullyShardedDataParallel":
-            notes.note(Remark(About.UNSUPPORTED, "FullyShardedDataParallel, FSDP's first version"))
-    names = {id(one): names.get(id(one), "?") for one in parameters}
-    return [*names.values()], [name for key, name in names.items() if key not in shared]
+def note_scaler_step(scaler, *given, **options):
+    if getattr(scaler, "asked_for", False):
+        note_once("switch", "GradScaler.step", not scaler.is_enabled())
 
 
-def options_of(group):
-    rate = {"lr": float(group["lr"])} if "lr" in group else {}  # a tensor, perhaps
-    return rate | {name: value for name, value in group.items() if name not in (*SWITCHES, "lr")
-                   and isinstance(value, (bool, int, float, tuple, list))}
+# Steps.
+
+def options_of(optimizer):
+    kind = type(getattr(optimizer, "optim", optimizer)).__name__  # that ZeroRedundancyOptimizer has
+    return [{"optimizer": kind, **{name: float(value) if name == "lr" else value  # a tensor, perhaps
+                                   for name, value in group.items() if name not in SWITCHES
+                                   and (name == "lr" or isinstance(value, (bool, int, float, tuple, list)))}}
+            for group in optimizer.param_groups]
 
 
 def note_gradients(optimizer):
-    now.drawn_at = generators.end_watching()
     parameters = parameters_of(optimizer)
     if optimizer not in stepped:
         stepped.append(optimizer)
-        floats = [one.dtype for one in parameters if one.is_floating_point()]
-        notes.note(Began(len(stepped) - 1, *names_of(parameters), torch.finfo(floats[0]).eps))
-    now.optimizer = stepped.index(optimizer)
-    kind = type(getattr(optimizer, "optim", optimizer)).__name__  # that ZeroRedundancyOptimizer has
-    now.options = [{"optimizer": kind, **options_of(group)}
-                   for group in optimizer.param_groups]
-    now.before = sketch(parameters)
-    now.gradients = sketch(one.grad for one in parameters)
-    now.states, now.draws = generators.moved()
-    now.untrained = untrained.before_step(one for held in made for one in parameters_of(held))
+        note("parameters", "", modules.describe_parameters(parameters))
+    noted.update(options=options_of(optimizer), gradients=sketch(one.grad for one in parameters))
+    note("optimizer", "", stepped.index(optimizer))
+    note("options", "", noted["options"])
+    note_draws()
+    modules.note_buffers(process.steps + 1, [one for held in optimizers for one in parameters_of(held)])
+    note("gradients", "", noted["gradients"])
+    note("before", "", sketch(parameters))
 
 
 def before_step(optimizer, given, options):
@@ -181,53 +190,44 @@ def before_step(optimizer, given, options):
     closure = given[1] if len(given) > 1 else options.get("closure")
     if len(stepping) > 1:  # one optimizer calls another
         return None
+    noted.clear()
     if closure is None:
         return note_gradients(optimizer)
 
     def note_first():
         loss = closure()  # LBFGS calls it many times in a step
-        if now.gradients is None:
+        if not noted:
             note_gradients(optimizer)
         return loss
     return (given[0], note_first), {}
 
 
 def after_step(optimizer, given, options):
-    global now
     stepping.pop()
-    if stepping or now.gradients is None:
+    if stepping or not noted:
         return
-    step, now = now, Step()
-    if not any(step.gradients) and all(group.get("lr") == 0 for group in step.options):
+    if not any(noted["gradients"]) and all(group.get("lr") == 0 for group in noted["options"]):
         return  # torch.distributed.checkpoint makes an optimizer's state by such a step
-    step.after = sketch(parameters_of(optimizer))
-    step.passes = sampling.lead_to_a_step()
-    step.batchnorm, step.synchronised_at = set(batchnorm.seen), batchnorm.synchronised_at
-    step.on = precision.of_this_step()
-    notes.note(step)
-    if len(stepped) == 1 and sampling.steps == 1:
-        generators.watch_draws()  # in the second step
-    if nudged:
-        second_run.nudge(optimizer)
+    note("after", "", sketch(parameters_of(optimizer)))
+    process.steps += 1
 
 
-def note_group_of_ranks(*given, **options):
-    notes.note(Remark(About.GROUP))
-    form_group(*given, **options)
-    notes.note(Remark(About.GROUP))
-
-
-def install(settings):
-    global nudged
-    nudged = settings.nudged
-    Optimizer.add_param_group = note_group
-    torch.nn.Module.__call__ = outermost(torch.nn.Module.__call__)
-    torch.nn.Module.__init_subclass__ = classmethod(note_class)
-    torch.nn.Sequential.forward = outermost(torch.nn.Sequential.forward)
-    torch.autograd.backward, dist.init_process_group = note_loss, note_group_of_ranks
+def install():
+    torch.nn.modules.module.register_module_forward_pre_hook(enter)
+    torch.nn.modules.module.register_module_forward_hook(leave, with_kwargs=True, always_call=True)
+    after(Optimizer, "add_param_group", lambda result, optimizer, group: optimizers.add(optimizer))
+    before(torch.autograd, "backward", note_loss)
     clip = torch.nn.utils.clip_grad
-    torch.nn.utils.clip_grad_norm_ = clip.clip_grad_norm_ = note_norm(clip.clip_grad_norm_)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
-    plateau.step = note_score(plateau.step)
+    after(clip, "clip_grad_norm_", lambda norm, *_, **__: isinstance(norm, DTensor) or note("norm", "", float(norm)))
+    torch.nn.utils.clip_grad_norm_ = clip.clip_grad_norm_
+    before(ReduceLROnPlateau, "step", lambda scheduler, metrics, *_, **__: note("score", "", float(metrics)))
+    after(torch.amp.GradScaler, "__init__", note_scaler)
+    after(torch.amp.GradScaler, "scale", note_scaled)
+    before(torch.amp.GradScaler, "step", note_scaler_step)
+    before(dist, "init_process_group", lambda *_, **__: note("group"))
+    after(dist, "init_process_group", lambda *_, **__: note("group"))
+    for kind in (fetching._MapDatasetFetcher, fetching._IterableDatasetFetcher):
+        replace(kind, "fetch", note_worker_draws)
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
+    disregard_draws()

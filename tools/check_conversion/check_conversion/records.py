@@ -1,0 +1,213 @@
+"""What passes between the check and the processes that it observes: the settings, and a stream of records.
+
+The check starts each command with `start/` on PYTHONPATH, so that each Python process of it installs `observed/`, and
+with one environment variable, CHECK_CONVERSION: the file of the Settings, as JSON, in the folder of records. There each
+process writes, under its process id,
+
+    PID.notes    its records, pickled one after the other
+    PID.alive    touched while it computes
+    PID.stdout   what a rank prints, so that lines of two ranks do not mix
+    PID.errors   what its own lines write to stderr, beside what packages write there
+    PID.stack    where it is, on SIGUSR2
+    PID.rank     the rank that a launcher started it as
+
+and the check has stdout and stderr of the command itself written there.
+"""
+import collections
+import dataclasses
+import functools
+import json
+import os
+import pickle
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+VARIABLE = "CHECK_CONVERSION"
+
+
+@dataclass
+class Settings:
+    """What an observed process is told."""
+    records: str  # the folder of records
+    home: str  # all that the check makes lies below: it may be written
+    temporary: str  # below it too: where tempfile writes
+    root: str  # of the copy: beside the copy it links to what lies around the user's folder
+    copy: str  # of the user's folder: where the script works
+    protected: list  # the user's own folders, which nothing may change
+    intervene: bool = True  # what makes two scripts comparable: no dropout, one order of the samples, …
+    nudged: bool = False  # the original's second run: weights moved by one rounding, other clocks
+    float64: bool = True
+    batchnorm: str = ""  # what plain BatchNorm is on several ranks: "sync", "rank", or not known yet
+
+    @classmethod
+    def given(cls):
+        return cls(**json.loads(Path(os.environ[VARIABLE]).read_text()))
+
+    def as_environment(self):
+        """What a process needs to find them; the folder is also how its processes are found."""
+        file = Path(self.records, "settings")
+        file.write_text(json.dumps(dataclasses.asdict(self)))
+        return {VARIABLE: str(file), "TMPDIR": self.temporary}
+
+    def file(self, ending):
+        """Of this process."""
+        return Path(self.records, f"{os.getpid()}.{ending}")
+
+
+class Record(NamedTuple):
+    rank: int
+    step: int  # how many optimizer steps the process had taken
+    kind: str  # a row of KINDS
+    name: str = ""
+    value: object = None
+
+
+class Kind(NamedTuple):
+    """What is noted, how the ranks together make up the original, and how far they may always part from it."""
+    what: str
+    ranks: str = ""  # empty: it is not compared by itself
+    floor: float | None = None  # a share of the largest of its group; None: they may not part at all
+
+
+ALIKE, SHARED_OUT, MADE_UP, ALONE = (
+    "each rank has the original's", "each rank has a part of the original's",
+    "the original's is the mean or the sum of the ranks'", "one of the ranks has the original's")
+KINDS = {
+    # Of a step, in the order in which it is made.
+    "loader": Kind("a DataLoader began; name: its sampler's class, value: the class that drops an incomplete batch, "
+                   "or ''"),
+    "shuffle": Kind("a sampler began; value: Shuffle", ALIKE),
+    "score": Kind("that ReduceLROnPlateau was given", ALIKE, 0.01),  # of all scores so far
+    "fed": Kind("a tensor that the model was given in training; name: 'Net 0', value: Fed", SHARED_OUT, 1e-5),
+    "forward": Kind("the states of the generators when the model had been called: a checksum by name"),
+    "loss": Kind("that backward was called on, without a scaler's scale", MADE_UP, 1e-5),
+    "scale": Kind("a GradScaler's"),
+    "norm": Kind("of the gradients, before they were clipped"),
+    "switch": Kind("name: 'autocast in bfloat16', 'GradScaler', 'dropout of 0.5'; value: on only with a GPU", ALIKE),
+    "optimizer": Kind("which one takes the step: they count from their first steps", ALIKE),
+    "options": Kind("of each group of its parameters: a dictionary", ALIKE, 1e-6),
+    "drew": Kind("name: a generator; value: a checksum of its state, and whether it has moved since the step before"),
+    "buffer": Kind("a tensor that no optimizer holds; value: Fed, with its sketch", ALIKE, 1e-6),
+    "gradients": Kind("of all its parameters: a sketch", ALIKE, 0.01),
+    "before": Kind("the weights", ALIKE, 1e-8),  # of the way that training has moved them: no fault is smaller
+    "after": Kind("the weights: the last record of the step", ALIKE, 1e-8),
+    # Of an optimizer, before its first step.
+    "parameters": Kind("value: Parameters", ALIKE),
+    # Of the output; what was printed and what lies in files is no record.
+    "bar": Kind("the last state of a tqdm's: 'epoch 1: 6/6, loss=0.5'", ALONE),
+    "figure": Kind("name: 'wandb: loss', value: the figure, and its step", ALONE, 5e-7),  # scripts may count in float32
+    "tensor": Kind("in a file", ALONE, 5e-7),  # of all in the file whose names end alike
+    "state": Kind("an optimizer's tensor in a file", ALONE, 0.01),  # the same; a tie in a pooling layer parts it
+    "wrote": Kind("name: a file of the copy that was begun anew or renamed", ALONE),
+    # At any time.
+    "read": Kind("name: a file that torch.load has read"),
+    "refused": Kind("name: a file outside the copy that would have been written"),
+    "worker drew": Kind("name: a generator that moved in a loader worker"),
+    "group": Kind("the process joins its group"),
+    "float32": Kind("name: what computes in less than float64, though that was asked for"),
+    "batchnorm": Kind("name: 'plain' (on several ranks), 'synchronised' or 'frozen'"),
+    "unsupported": Kind("name: something that the check cannot follow"),
+}
+
+
+@dataclass
+class Fed:
+    """A tensor by which the same samples are known again."""
+    shape: list
+    whole_numbers: bool = False  # tokens, classes: no noise
+    one: list = field(default_factory=list)  # of an element of a list: its checksum
+    rows: list = field(default_factory=list)  # a checksum of each row, and of each column,
+    columns: list = field(default_factory=list)  # for samples may lie along either
+    sketch: array = None
+
+
+@dataclass
+class Shuffle:
+    """One pass of a sampler over its samples."""
+    sampler: str
+    length: int  # samples that it chooses from
+    shuffles: bool = True
+    asked: tuple = ()  # seed and epoch of a DistributedSampler
+    again: bool = False  # an earlier epoch asked for the same
+    drawn: int = 0  # a checksum of the order that it would have had
+    number: int = 0  # of epochs before it
+
+
+@dataclass
+class Parameters:
+    """Of an optimizer."""
+    names: list
+    without: list  # those that nothing averages over the ranks
+    eps: float  # of the weights' type
+
+
+class Step(dict):
+    """What a process noted from the end of the step before to the end of this one: pairs of name and value, by kind."""
+
+    def all(self, kind):
+        return [value for _, value in self.get(kind, [])]
+
+    def last(self, kind, default=None):
+        """The one that counts: an optimizer's step may have been broken off before."""
+        return self[kind][-1][1] if self.get(kind) else default
+
+    def named(self, kind):
+        return dict(self.get(kind, []))
+
+    def put(self, kind, value):
+        """Instead of all of this kind."""
+        self[kind] = [("", value)]
+        return self
+
+
+class Process:
+    """What one process noted."""
+
+    def __init__(self, pid, records):
+        self.pid, self.records, self.rank = pid, records, records[-1].rank if records else 0
+        steps = collections.defaultdict(Step)
+        for record in records:
+            steps[record.step].setdefault(record.kind, []).append((record.name, record.value))
+        self.steps = [steps[number] for number in sorted(steps) if "after" in steps[number]]
+        self.tail = steps[len(self.steps)]  # what came after the last step
+
+    def since(self, step):
+        """The process as if it had begun when so many steps were taken."""
+        return Process(self.pid, [record._replace(step=max(0, record.step - step)) for record in self.records
+                                  if record.step >= step or record.kind == "parameters"])
+
+    @functools.cached_property
+    def by_kind(self):
+        found = collections.defaultdict(list)
+        for record in self.records:
+            found[record.kind].append(record)
+        return found
+
+    def of(self, kind):
+        return self.by_kind[kind]
+
+    def parameters(self, optimizer):
+        found = [record.value for record in self.of("parameters")]
+        return found[optimizer] if optimizer < len(found) else None
+
+    def latest(self, kind, step):
+        """The last of this kind before the end of a step, which counts from 1."""
+        return next((record for record in reversed(self.of(kind)) if record.step < step), None)
+
+
+def write(path, record):
+    with open(path, "ab") as file:  # opened each time: a process may fork
+        pickle.dump(tuple(record), file)
+
+
+def read(path):
+    """All that was written, in its order; a process may have been killed while it wrote."""
+    found = []
+    with open(path, "rb") as file:
+        while True:
+            try:
+                found.append(Record(*pickle.load(file)))
+            except (EOFError, pickle.UnpicklingError):
+                return Process(int(Path(path).stem), found)
