@@ -487,9 +487,9 @@ CAUSES = [
 ]
 
 
-def first_cause(e):
+def first_cause(e, causes):
     """The first row that holds, and its sentence, or nothing."""
-    for cause in CAUSES:
+    for cause in causes:
         if (cause.always or e.parted) and (found := cause.holds(e)):
             return cause, cause.sentence.format(e=e, found=found)
     return None, ""

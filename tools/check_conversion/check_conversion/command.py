@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 
+from check_conversion import resume
 from check_conversion.judge import check_original, check_start, judge
 from check_conversion.running import prepare, run
 from check_conversion.verdict import CannotSay
@@ -45,8 +46,10 @@ def check(args, workspace):
 def parse_args():
     parser = argparse.ArgumentParser(
         prog="check-conversion", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("before", help="the command that trains in one process")
-    parser.add_argument("after", help="the command that trains with DDP")
+    parser.add_argument("before", nargs="?", help="the command that trains in one process")
+    parser.add_argument("after", nargs="?", help="the command that trains with DDP")
+    parser.add_argument("--resume", metavar="COMMAND",
+                        help="instead: does this one go on as it was when it is killed and started again?")
     parser.add_argument("--sync-batchnorm", dest="batchnorm", action="store_const", const="sync", default="",
                         help="compare BatchNorm as the SyncBatchNorm that it is on GPUs")
     parser.add_argument("--rank-batchnorm", dest="batchnorm", action="store_const", const="rank",
@@ -59,7 +62,10 @@ def parse_args():
                         help="files to leave out of the copies, such as 'checkpoints/*.pt'")
     parser.add_argument("--patience", type=float, default=60, metavar="SECONDS",
                         help="seconds without any activity until a run counts as hung (default: 60)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if (args.before and args.after and args.resume) or not (args.after or (args.resume and not args.before)):
+        parser.error("give two commands, or --resume and one")
+    return args
 
 
 def main():
@@ -71,7 +77,7 @@ def main():
     workspace = None
     try:
         workspace = Workspace(os.getcwd(), args.link, args.without)
-        verdict = check(args, workspace)
+        verdict = (resume.check if args.resume else check)(args, workspace)
         if changed := workspace.changed(OUTPUTS):
             raise CannotSay(f"{changed[0]} changed during the check: one of the scripts changed it, unless you did")
         print(*verdict.lines, sep="\n")

@@ -197,14 +197,21 @@ def files_in(folder):
                 yield path
 
 
-def read_all(copy, known):
+def without_root(file, root):
+    """So that paths in it are those of the folder itself."""
+    file.text = file.text.replace(root, "")
+    file.values = {key: part.replace(root, "") if isinstance(part, str) else part for key, part in file.values.items()}
+    return file
+
+
+def read_all(copy, known, root):
     """By their names in the copy, all files that it has beside those that are known."""
     found = {}
     for path in files_in(copy):
         name = str(path.relative_to(copy))
         if name not in known:
             try:
-                found[name] = read_file(path)
+                found[name] = without_root(read_file(path), root)
             except Exception as reason:  # of whichever package reads it
                 found[name] = File("unread", why=str(reason) if isinstance(reason, Unreadable) else type(reason).__name__)
     return found

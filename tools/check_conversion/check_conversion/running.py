@@ -30,6 +30,7 @@ class Run:
     outlived: list = field(default_factory=list)  # by processes that it started
     files: dict = field(default_factory=dict)  # what it left in its copy of the folder, by their names
     started: set = field(default_factory=set)  # ranks, whether they noted anything or not
+    texts: dict = field(default_factory=dict)  # stdout and errors, by the rank that wrote them
 
     @property
     def ranks(self):
@@ -153,13 +154,22 @@ def script_of(command):
 
 def read_run(name, workspace, settings, status=0, waits=(), outlived=()):
     folder = Path(settings.records)
-    stdout, errors = ("".join(file.read_text(errors="replace") for file in sorted(folder.glob(f"*{stream}")))
-                      .replace(settings.root, "")  # so that paths are those of the folder itself
-                      for stream in ("stdout", "errors"))
+    found = read_processes(folder)
+    texts = {stream: read_texts(folder, stream, found, settings.root) for stream in ("stdout", "errors")}
+    stdout, errors = ("".join(of_rank.values()) for of_rank in texts.values())
     stderr = (folder / "stderr").read_text(errors="replace")
     started = {int(file.read_text() or 0) for file in folder.glob("*.rank")}
-    left = files.read_all(Path(settings.copy), workspace.unchanged(Path(settings.copy)))
-    return Run(name, status, stdout, stderr, errors, read_processes(folder), [*waits], [*outlived], left, started)
+    left = files.read_all(Path(settings.copy), workspace.unchanged(Path(settings.copy)), settings.root)
+    return Run(name, status, stdout, stderr, errors, found, [*waits], [*outlived], left, started, texts)
+
+
+def read_texts(folder, stream, found, root):
+    """By the rank that wrote; -1: the command itself. Without the copy's root, paths are those of the folder."""
+    ranks, texts = {str(one.pid): one.rank for one in found}, {}
+    for file in sorted(folder.glob(f"*{stream}")):
+        rank = ranks.get(file.stem, -1)
+        texts[rank] = texts.get(rank, "") + file.read_text(errors="replace").replace(root, "")
+    return dict(sorted(texts.items()))
 
 
 def own_error(stderr):

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from check_conversion.causes import Evidence, first_cause, other_scores, scores_of_ranks
+from check_conversion.causes import CAUSES, Evidence, first_cause, other_scores, scores_of_ranks
 from check_conversion.measure import LARGE, TIMES, Measured, distance, norm, of_tensors
 from check_conversion.records import Step
 from check_conversion.samples import Losses, Relation, names_apart
@@ -221,12 +221,12 @@ class Training:
         self.rounding = max(self.rounding, e.weights.parted / size)
 
 
-def compare(pair, whole=True):
+def compare(pair, whole=True, causes=CAUSES):
     """All steps that both have, until one of them goes otherwise; whole: both runs came to their ends."""
     agree, earlier = Training(), None
     for k in range(1, min(len(process.steps) for process in (pair.original, pair.nudged, *pair.ranks)) + 1):
         e = pair.evidence(k)
-        cause, sentence = first_cause(e)
+        cause, sentence = first_cause(e, causes)
         if cause and earlier and not e.gradients_differ and not cause.always:
             k, cause, sentence = earlier  # gradients that differed before, and moved no weight yet
         if not cause and not all(map(math.isfinite, e.one.last("after"))):
@@ -239,7 +239,7 @@ def compare(pair, whole=True):
             return agree
         if e.gradients_differ and not earlier:
             e.parted = True  # what explains that
-            earlier = k, *first_cause(e)
+            earlier = k, *first_cause(e, causes)
         agree.follow(e)
     agree.hidden = min((one.hidden_since for one in pair.weights.values() if one.hidden_since), default=0)
     if whole:
