@@ -2,6 +2,7 @@
 behind a checkpoint; and started again in the folder that it left. Nothing is switched off or reseeded, so the three have
 the same bits, and the first difference is the cause."""
 import collections
+import itertools
 import re
 import sys
 from dataclasses import replace
@@ -21,6 +22,7 @@ from check_conversion.verdict import CannotSay, Heading, Verdict, few
 
 NAMES = "the unbroken run", "the restarted one"
 SHOWN = 3  # faults
+DRIFT = KINDS["figure"].floor / 5  # how far figures may part: they are the same
 # What a line or a value is called that may be a time, where there is no second one to tell.
 TIME = re.compile(r"time|elapsed|duration|second|minute|hour|speed|throughput|\btook\b|\beta\b|/s\b|\d\s?m?s\b|\d:\d\d",
                   re.IGNORECASE)
@@ -63,9 +65,9 @@ def where_to_kill(whole):
         if wrote:
             moments = sorted({record.step for record in wrote if record.step >= max(first.values())})
             return process.rank, moments[(len(moments) - 1) // 2] + 1
-    what = "saves only after its last step" if whole.names("saved") else "saves nothing that the check sees"
-    raise CannotSay(f"{whole.name} {what}: to be killed and started again, it must save before, by torch.save, "
-                    "torch.distributed.checkpoint or safetensors; let it train longer or save earlier")
+    if whole.names("saved"):
+        raise CannotSay(f"{whole.name} saves nothing before its last step: let it train longer, or save earlier")
+    raise CannotSay(f"{whole.name} saves nothing by torch.save, torch.distributed.checkpoint or safetensors")
 
 
 def check_killed(whole, killed):
@@ -80,21 +82,26 @@ def check_killed(whole, killed):
 # Step by step.
 
 def numbers(e):
-    """Generators that are not in the state in which the unbroken run has them."""
-    ours = e.shares[0].named("drew")
-    return " and ".join(name for name, (state, _) in e.one.named("drew").items() if ours.get(name, (state,))[0] != state)
+    """That were drawn for this step, otherwise than in the unbroken run."""
+    one, ours = (step.named("drew") for step in (e.one, e.shares[0]))
+    names = [name for name, (state, moved) in one.items()
+             if name in ours and ours[name][0] != state and (moved or ours[name][1])]
+    return f"other random numbers, by {' and '.join(names)}" if names else ""
 
 
 def other_samples(e):
-    """And which random numbers may have chosen them."""
-    return e.relation not in (Relation.SAME, Relation.UNKNOWN) and (
-        ("the model is fed values that the unbroken run never has" if e.relation == Relation.VALUES else "other samples")
-        + f", and other random numbers, by {numbers(e)}" * bool(numbers(e)))
+    values = "the model is fed values that the unbroken run never feeds it"
+    return e.relation not in (Relation.SAME, Relation.UNKNOWN) and with_numbers(
+        values if e.relation == Relation.VALUES else "other samples", e)
 
 
 def other_weights(e):
     one, ours = e.both("before")
-    return e.weights.differs(one, ours) and apart_in(e.names, one, ours)
+    return e.weights.differs(one, ours) and with_numbers(f"other weights, most in {apart_in(e.names, one, ours)}", e)
+
+
+def with_numbers(said, e):
+    return f"{said}; {numbers(e)}" if numbers(e) else said
 
 
 def other_buffers(e):
@@ -104,13 +111,12 @@ def other_buffers(e):
 
 CAUSES = [Cause(Heading.SAVING, *row, always=always) for always, *row in (
     (True, other_optimizer, "this step is taken by another optimizer"),
-    (True, other_weights, "other weights, most in {found}"),
-    (True, other_options, "{found}"),
+    (True, other_weights, "{found}"),
+    (True, other_options, "{found}: were the states of the optimizer and its schedule loaded?"),
     (True, lambda e: len({*e.both("scale")}) > 1 and e.both("scale"),
      "GradScaler's scale is {found[1]} instead of {found[0]}: was its state loaded?"),
     (False, other_samples, "{found}"),
-    (False, lambda e: e.losses == Losses.OTHER and any(name in numbers(e) for name in e.draws) and numbers(e),
-     "{e.known}, but other random numbers, by {found}, for dropout or noise"),
+    (False, lambda e: e.losses == Losses.OTHER and numbers(e), "{e.known}, but {found}: for dropout or noise?"),
     (False, other_buffers, "{found} differs, which no optimizer holds: was it loaded?"),
     (False, lambda e: e.losses == Losses.OTHER, "{e.known}, but another loss; {e.what_differs}"),
     (False, of_the_optimizer, "the gradients agree, the optimizer's step does not: was its state loaded?"),
@@ -153,7 +159,7 @@ def how_it_goes_on(whole, killed, restarted, step):
     """The step that it goes on from, and what is no longer as it was."""
     pairs = by_rank(whole, restarted)
     if not pairs:
-        return None, f"it takes no step, the unbroken run {len(whole.ranks[0].steps) - step + 1} more"
+        return None, not restarted.status and f"it takes no step, the unbroken run {len(whole.ranks[0].steps) - step + 1} more"
     begins = {process.rank: begins_like(process, ours) for process, ours in pairs}
     (k, others), taken = begins[min(begins)], {len(ours.steps) for _, ours in pairs}
     left = len(whole.ranks[0].steps) - k
@@ -176,76 +182,73 @@ def how_it_goes_on(whole, killed, restarted, step):
 
 # Printed lines and files.
 
+def lines_of(run):
+    """What each rank printed, showed in progress bars and logged."""
+    found = {rank: text.splitlines() for rank, text in run.lines.items()}
+    for process in run.processes:
+        lines = found.setdefault(process.rank, [])
+        lines += [record.value for record in process.of("bar")]
+        lines += [f"{record.name} {record.value[0]} for step {record.value[1]}" for record in process.of("figure")]
+    return found
+
+
 def words_of(line):
     return next(iter(items_of_text(line)), "")
 
 
-def counts(text):
-    return collections.Counter(map(words_of, text.splitlines()))
-
-
-def last_lines(text, count):
-    """Of each wording so many."""
-    more, kept = counts(text), []
-    for line in text.splitlines():
-        words = words_of(line)
-        if more[words] <= count[words]:
+def to_be_printed(whole, killed, restarted):
+    """The lines that came after the kill, and of each wording as many before as the restarted run has."""
+    left, before, ours = (collections.Counter(map(words_of, lines)) for lines in (whole, killed, restarted))
+    wanted, kept = ours | (left - before), []
+    for line in whole:
+        if left[words_of(line)] <= wanted[words_of(line)]:
             kept.append(line)
-        more[words] -= 1
-    return "\n".join(kept)
+        left[words_of(line)] -= 1
+    return kept
 
 
-def without_times(text, whole, killed):
-    """The text with another figure where the killed run's lines of this wording differ from those of the unbroken run; where
-    it has none, in lines that name a time."""
-    varying, seen = set(), items_of_text(killed)
-    for words, items in items_of_text(whole).items():
+def without_times(lines, whole, killed):
+    """The lines with another figure wherever lines of this wording differ between the unbroken run and the killed one; where
+    the killed run has none, in lines that name a time."""
+    varying, seen = set(), items_of_text("\n".join(killed))
+    for words, items in items_of_text("\n".join(whole)).items():
         for one, other in zip(items, seen.get(words, [])):
-            varying |= {(words, place) for place, parts in enumerate(zip(one.parts, other.parts)) if len({*map(str, parts)}) > 1}
+            varying |= {(words, place) for place, (a, b) in enumerate(zip(one.parts, other.parts)) if a != b}
 
     def change(line):
-        words, places = words_of(line), iter(range(len(line)))
+        words, places = words_of(line), itertools.count()
         time = words not in seen and TIME.search(line)
         return TOKEN.sub(lambda token: VARYING if (words, next(places)) in varying or time else token[0], line)
-    return "\n".join(map(change, text.splitlines()))
+    return [*map(change, lines)]
 
 
-def compare_lines(what, texts):
-    """Of each rank the lines that come after the kill, and as many before as the restarted run prints."""
-    both = [], [], []
-    for rank, whole in texts[0].items():
-        killed, restarted = (text.get(rank, "") for text in texts[1:])
-        all_of_them, before, ours = map(counts, (whole, killed, restarted))
-        tail = last_lines(whole, ours | (all_of_them - before))
-        for text, more in zip(both, (tail, without_times(tail, whole, killed), last_lines(restarted, {**ours, **all_of_them}))):
-            text.append(more)
-    return outputs.compare_text(["\n".join(text) for text in both], Comparison(what, NAMES, KINDS["figure"].floor / 5))
-
-
-def figures_of(run):
-    return {process.rank: "\n".join(f"{record.name} {record.value[0]!r} for step {record.value[1]}" for record in process.of("figure"))
-            for process in run.processes}
-
-
-def bars_of(run):
-    return {process.rank: "\n".join(record.value for record in process.of("bar")) for process in run.processes}
+def compare_lines(runs, found):
+    three = [], [], []  # as outputs.py compares an original, its second run, and a converted script
+    for rank, whole in lines_of(runs[0]).items():
+        killed, restarted = (lines_of(run).get(rank, []) for run in runs[1:])
+        lines = to_be_printed(whole, killed, restarted)
+        for text, more in zip(three, (lines, without_times(lines, whole, killed), restarted)):
+            text += more
+    return outputs.compare_text(["\n".join(text) for text in three], found)
 
 
 def file_without_times(name, file, killed):
+    """The killed run's checkpoints are other ones, its lines are not."""
     if file.kind == "text":
-        texts = [text.replace(",", ", ") if Path(name).suffix in TABLES else text for text in (file.text, killed.text)]
-        return replace(file, text=without_times(texts[0], *texts))
-    return replace(file, values={key: VARYING if TIME.search(f"{key} {value}") and not isinstance(value, Tensor) else value
+        separate = ", " if Path(name).suffix in TABLES else ","
+        lines, seen = (one.text.replace(",", separate).splitlines() for one in (file, killed))
+        return replace(file, text="\n".join(without_times(lines, lines, seen)))
+    return replace(file, values={key: VARYING if not isinstance(value, Tensor) and TIME.search(f"{key} {value}") else value
                                  for key, value in file.values.items()})
 
 
-def compare_files(whole, killed, restarted, step):
-    """Those whose names are other ones in each run are not compared."""
+def compare_files(runs, step, found):
+    """Not those whose names are other ones in each run."""
+    whole, killed, restarted = runs
     later = {record.name for process in whole.processes for record in process.of("wrote") if record.step >= step}
     again = {name: file_without_times(name, file, killed.files.get(name, File("text"))) for name, file in whole.files.items()
              if name in killed.files or name in later}
-    return outputs.compare_files(whole, replace(whole, files=again), restarted, Comparison(
-        "written", NAMES, KINDS["figure"].floor / 5))
+    return outputs.compare_files(whole, replace(whole, files=again), restarted, found)
 
 
 # The verdict.
@@ -258,10 +261,8 @@ def judge(whole, killed, restarted, step):
     elif restarted.status:
         faults.append(f"it fails: {own_error(restarted.stderr)}")
     if not faults:
-        parts = [compare_lines("printed", [one.texts["stdout"] for one in runs]),
-                 compare_lines("written to stderr", [one.texts["errors"] for one in runs]),
-                 compare_lines("shown in progress bars", [*map(bars_of, runs)]),
-                 compare_lines("logged", [*map(figures_of, runs)]), compare_files(*runs, step)]
+        parts = [compare_lines(runs, Comparison("printed", NAMES, DRIFT)),
+                 compare_files(runs, step, Comparison("written", NAMES, DRIFT))]
         faults = [fault.text for part in parts for fault in part.faults]
     where = f"killed at step {step} of {len(whole.ranks[0].steps)}" + f", resumed from step {k}" * bool(k)
     first = "NOT THE SAME RUN" if faults else "a killed run goes on as if it had never stopped"
@@ -269,5 +270,5 @@ def judge(whole, killed, restarted, step):
     return Verdict(int(bool(faults)), [
         f"{first}: {where}", *faults[:SHOWN], *[f"and {len(faults) - SHOWN} more faults"] * (len(faults) > SHOWN),
         *(f"{part.what}: {part.count} the same" for part in parts if part.count),
-        *[f"not compared, because it is a time or differs in each run: {few(varying)}"] * bool(varying),
+        *[f"times, and what else differs in each run, are not compared: {few(varying, 1)}"] * bool(varying),
         *(remark for part in parts for remark in part.remarks)])

@@ -1,4 +1,5 @@
 """Runs a command in a copy of the folder until it ends or hangs, and reads what its processes noted."""
+import collections
 import contextlib
 import os
 import re
@@ -30,7 +31,7 @@ class Run:
     outlived: list = field(default_factory=list)  # by processes that it started
     files: dict = field(default_factory=dict)  # what it left in its copy of the folder, by their names
     started: set = field(default_factory=set)  # ranks, whether they noted anything or not
-    texts: dict = field(default_factory=dict)  # stdout and errors, by the rank that wrote them
+    lines: dict = field(default_factory=dict)  # what each rank printed, also to stderr; -1: the command itself
 
     @property
     def ranks(self):
@@ -155,21 +156,20 @@ def script_of(command):
 def read_run(name, workspace, settings, status=0, waits=(), outlived=()):
     folder = Path(settings.records)
     found = read_processes(folder)
-    texts = {stream: read_texts(folder, stream, found, settings.root) for stream in ("stdout", "errors")}
-    stdout, errors = ("".join(of_rank.values()) for of_rank in texts.values())
+    texts = [read_texts(folder, stream, settings.root) for stream in ("stdout", "errors")]
+    stdout, errors = ("".join(text for _, text in sorted(by_process.items())) for by_process in texts)
+    ranks, lines = {str(one.pid): one.rank for one in found}, collections.defaultdict(str)
+    for process, text in (*texts[0].items(), *texts[1].items()):
+        lines[ranks.get(process, -1)] += text
     stderr = (folder / "stderr").read_text(errors="replace")
     started = {int(file.read_text() or 0) for file in folder.glob("*.rank")}
     left = files.read_all(Path(settings.copy), workspace.unchanged(Path(settings.copy)), settings.root)
-    return Run(name, status, stdout, stderr, errors, found, [*waits], [*outlived], left, started, texts)
+    return Run(name, status, stdout, stderr, errors, found, [*waits], [*outlived], left, started, lines)
 
 
-def read_texts(folder, stream, found, root):
-    """By the rank that wrote; -1: the command itself. Without the copy's root, paths are those of the folder."""
-    ranks, texts = {str(one.pid): one.rank for one in found}, {}
-    for file in sorted(folder.glob(f"*{stream}")):
-        rank = ranks.get(file.stem, -1)
-        texts[rank] = texts.get(rank, "") + file.read_text(errors="replace").replace(root, "")
-    return dict(sorted(texts.items()))
+def read_texts(folder, stream, root):
+    """By process. Without the copy's root, paths are those of the folder itself."""
+    return {file.stem: file.read_text(errors="replace").replace(root, "") for file in folder.glob(f"*{stream}")}
 
 
 def own_error(stderr):
