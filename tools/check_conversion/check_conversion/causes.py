@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from check_conversion import samples
-from check_conversion.measure import LARGE, TIMES, apart_in, distance, factor_between, norm, of_tensors
+from check_conversion.sketch import LARGE, TIMES, apart_in, distance, factor_between, norm, of_tensors
 from check_conversion.records import KINDS, Step
 from check_conversion.samples import Losses, Relation
 from check_conversion.verdict import Heading, few
@@ -286,8 +286,8 @@ def is_full_size(e):
 
 
 def batches_in_a_step(e):
-    calls = {samples.calls(step, e.samples.argument) for step in (e.one, *e.shares)}
-    return is_full_size(e) and len(calls) == 1 and max(calls) > 1 and max(calls)
+    calls = samples.Argument(e.samples.argument, e.one, e.shares).calls() if is_full_size(e) else [0]
+    return len({*calls}) == 1 and calls[0] > 1 and calls[0]
 
 
 def other_sampler(e):

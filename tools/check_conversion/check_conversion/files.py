@@ -41,9 +41,9 @@ class Tensor:
     in_any_order: list = field(default_factory=list)  # sorted checksums of its rows, and of its columns
 
 
-# What a pickle holds besides tensors and plain values is read as a stand-in that has its name and its state.
-
 class StandIn:
+    """Whatever a pickle holds besides tensors and plain values: it has its name and its state."""
+
     def __new__(cls, *given, **options):
         stand_in = super().__new__(cls)
         stand_in.state = dict(enumerate(given))
@@ -51,6 +51,9 @@ class StandIn:
 
     def __init__(self, *given, **options):
         pass
+
+    def __call__(self, *given, **options):
+        return StandIn(*given)
 
     def __setstate__(self, state):
         self.state = state
@@ -62,8 +65,7 @@ class StandIn:
         self.state[len(self.state)] = value
 
     def extend(self, values):
-        for value in values:
-            self.append(value)
+        self.state.update(enumerate(values, len(self.state)))
 
 
 class Unpickler(pickle.Unpickler):
@@ -74,7 +76,7 @@ class Unpickler(pickle.Unpickler):
         return known.get(f"{module}.{name}") or type(name, (StandIn,), {})
 
 
-PICKLE = SimpleNamespace(__name__="pickle", Unpickler=Unpickler, load=lambda file, **options: Unpickler(file, **options).load())
+PICKLE = SimpleNamespace(__name__="pickle", Unpickler=Unpickler)  # for torch.load
 
 
 # What is in it: of each tensor its shape and sketch, of each plain value itself.
@@ -89,26 +91,19 @@ def is_generator_state(part):
     return str(getattr(part, "dtype", "")) == "uint32" and part.shape == (624,)
 
 
-def inside(part):
-    """What a stand-in holds; of a pickled module its parameters, buffers and modules."""
-    state = getattr(part, "state", None)
-    if isinstance(state, dict) and "_parameters" in state:
-        return {name: one for kind in ("_parameters", "_buffers", "_modules") for name, one in state[kind].items()}
-    return state
-
-
 def leaves(value, way=()):
-    for path, part in tree_flatten_with_path(value, is_leaf=is_leaf)[0]:
-        here = (*way, *(str(next(getattr(key, kind) for kind in ("key", "idx", "name") if hasattr(key, kind)))
-                        for key in path))
-        if inside(part) is not None:
-            yield from leaves(inside(part), here)
+    """All parts with their names; of a pickled module its parameters, buffers and modules."""
+    state = getattr(value, "state", None)
+    if isinstance(state, dict) and "_parameters" in state:
+        value = {name: one for kind in ("_parameters", "_buffers", "_modules") for name, one in state[kind].items()}
+    elif isinstance(value, StandIn):
+        value = state
+    for path, part in tree_flatten_with_path(value, lambda part: isinstance(part, tuple) and is_generator_state(part))[0]:
+        here = (*way, *(str(next(getattr(key, kind) for kind in ("key", "idx", "name") if hasattr(key, kind))) for key in path))
+        if isinstance(part, StandIn):
+            yield from leaves(part, here)
         else:
             yield ".".join(here) or "value", part
-
-
-def is_leaf(part):
-    return isinstance(part, tuple) and is_generator_state(part)
 
 
 def as_known(part):
@@ -132,15 +127,14 @@ def describe_tensor(tensor):
 
 
 def with_values(value):
-    values = {}
+    file = File("values")
     for name, given in leaves(value):
         part = as_known(given)
-        if isinstance(part, torch.Tensor) and not is_generator_state(part):
-            with contextlib.suppress(NotImplementedError):  # one without numbers, on "meta"
-                values[name] = describe_tensor(part)
+        if isinstance(part, torch.Tensor) and not is_generator_state(part) and part.device.type != "meta":
+            file.values[name] = describe_tensor(part)
         elif isinstance(part, (bool, int, float, str)) and not re.search(r"param_groups\.\d+\.params\.\d+$", name):
-            values[name] = part
-    return File("values", values=values)
+            file.values[name] = part
+    return file
 
 
 # The kinds of files.
@@ -174,27 +168,16 @@ def read_file(path):
     content = path.read_bytes()
     if content.startswith(b"PK\3\4") and b"/data.pkl" in content[:200]:
         return with_values(read_torch(path))
-    if content.startswith((b"PK\3\4", b"\x93NUMPY")) and path.suffix in (".npy", ".npz"):
+    if path.suffix in (".npy", ".npz"):
         return with_values(read_numpy(path))
     if path.suffix == ".safetensors":
         return with_values(read_safetensors(path))
-    if content.startswith(b"\x80") and path.suffix in (".pkl", ".pickle"):
+    if path.suffix in (".pkl", ".pickle"):
         return with_values(Unpickler(io.BytesIO(content)).load())
     with contextlib.suppress(UnicodeDecodeError):
-        text = content.decode()
-        if "\0" not in text:
+        if "\0" not in (text := content.decode()):
             return File("text", text)
     raise Unreadable("neither text nor arrays")
-
-
-def files_in(folder):
-    """Each, behind no link: what these lead to is not the run's."""
-    for path in sorted(folder.iterdir()):
-        if path.name != "__pycache__" and not path.is_symlink():
-            if path.is_dir():
-                yield from files_in(path)
-            elif path.is_file():
-                yield path
 
 
 def without_root(file, root):
@@ -205,11 +188,11 @@ def without_root(file, root):
 
 
 def read_all(copy, known, root):
-    """By their names in the copy, all files that it has beside those that are known."""
+    """By their names in the copy, all files that it has beside those that are known; nothing behind a link."""
     found = {}
-    for path in files_in(copy):
+    for path in sorted(copy.rglob("*")):
         name = str(path.relative_to(copy))
-        if name not in known:
+        if name not in known and path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts:
             try:
                 found[name] = without_root(read_file(path), root)
             except Exception as reason:  # of whichever package reads it

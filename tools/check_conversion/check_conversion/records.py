@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 VARIABLE = "CHECK_CONVERSION"
-BUCKETS = 32  # numbers in the sketch of a tensor
 
 
 @dataclass

@@ -12,11 +12,11 @@ from check_conversion import outputs
 from check_conversion.causes import Cause, other_optimizer, other_options, of_the_optimizer
 from check_conversion.files import File, Tensor
 from check_conversion.judge import check_start, resumed
-from check_conversion.measure import apart_in, distance, norm, of_tensors
 from check_conversion.outputs import TABLES, TOKEN, Comparison, items_of_text
 from check_conversion.records import KINDS
 from check_conversion.running import own_error, prepare, run
 from check_conversion.samples import Losses, Relation
+from check_conversion.sketch import apart_in, distance, norm, of_tensors
 from check_conversion.training import Pair, compare
 from check_conversion.verdict import CannotSay, Heading, Verdict, few
 

@@ -86,109 +86,84 @@ def relate(original, ranks):
     return Relation.OTHERS, share
 
 
-def fed(step, name):
-    return [one for known, one in step.get("fed", []) if known == name]
+class Argument:
+    """Of the model, in the original's step and in those of all ranks."""
+
+    def __init__(self, name, step, shares):
+        self.name, self.fed = name, [[one for known, one in each.get("fed", []) if known == name] for each in (step, *shares)]
+        self.whole_numbers = any(one.whole_numbers for one in self.fed[0])
+        # By whichever dimension the samples are told apart: a list's elements, rows or columns.
+        found = {axis: relate(self.checksums(axis)[0], self.checksums(axis)[1:]) for axis in ("one", "rows", "columns")}
+        self.axis = max(found, key=lambda axis: (found[axis][0] != Relation.UNKNOWN, found[axis][1]))
+        self.relation = found[self.axis][0]
+
+    def checksums(self, axis=None):
+        """Of the original, and of each rank."""
+        return [[number for one in each for number in getattr(one, axis or self.axis)] for each in self.fed]
+
+    def calls(self):
+        """How often the original and each rank have called the model with it."""
+        return [sum(not one.one for one in each) for each in self.fed]
+
+    def look_closer(self, steps):
+        """Which samples others are, and whether they can be told at all."""
+        original, *ranks = self.checksums()
+        ours = [*itertools.chain(*ranks)]
+        if self.relation == Relation.REPEATED and len({*self.calls()}) > 1:
+            self.relation = Relation.UNKNOWN  # the model is called more often with the same samples
+        if self.relation == Relation.OTHERS and not self.whole_numbers:
+            known = [number for step in steps for name, one in step.get("fed", []) if name == self.name
+                     for number in getattr(one, self.axis)]
+            if matched(known, ours) <= 0.5 * len({*ours}):
+                self.relation = Relation.VALUES
+        if self.relation == Relation.OTHERS:  # parts are as wide as their longest sample: tokens[:, :-1] cuts that one alone
+            widths = {frozenset(tuple(one.shape[1:]) for one in each) for each in self.fed}
+            original, *ranks = self.checksums("rows")
+            ours = [*itertools.chain(*ranks)]
+            if len(widths) > 1 and matched(original, ours) > 0.5 * len(ours):
+                self.relation = Relation.UNKNOWN
+        return self
 
 
-def checksums(step, name, axis):
-    return [number for one in fed(step, name) for number in getattr(one, axis)]
-
-
-def of_argument(name, step, shares):
-    """By whichever dimension the samples are told apart: a list's elements, rows or columns."""
-    found = {axis: relate(checksums(step, name, axis), [checksums(share, name, axis) for share in shares])
-             for axis in ("one", "rows", "columns")}
-    best = max(found, key=lambda axis: (found[axis][0] != Relation.UNKNOWN, found[axis][1]))
-    return best, found[best][0]
+def same_twice(step, nudged):
+    """Arguments in which rounding, through the weights, has changed nothing yet."""
+    return [name for name in step.named("fed")
+            if Argument(name, step, [nudged]).relation in (Relation.SAME, Relation.UNKNOWN)]
 
 
 def shapes(step):
     return " and ".join(sorted({str(one.shape) for one in step.all("fed") if one.shape})) or "nothing"
 
 
-def calls(step, name):
-    return sum(not one.one for one in fed(step, name))
-
-
-def same_twice(step, nudged):
-    """Arguments in which rounding, through the weights, has changed nothing yet."""
-    return [name for name in step.named("fed")
-            if of_argument(name, step, [nudged])[1] in (Relation.SAME, Relation.UNKNOWN)]
-
-
-def names_apart(step, nudged):
-    """Arguments that are other ones when the original runs again."""
-    return [name for name in step.named("fed") if name not in same_twice(step, nudged)]
-
-
 def compare(step, nudged, shares, steps, name):
     """The samples of a step; steps: all of the original's, name: its script's."""
-    names = [argument for argument in same_twice(step, nudged)
+    found = [Argument(argument, step, shares).look_closer(steps) for argument in same_twice(step, nudged)
              if all(argument in share.named("fed") for share in shares)]
     sizes = f"{name} was fed {shapes(step)}, the ranks {', '.join(map(shapes, shares))}"
-    if not names:
+    if not found:
         return Samples(sizes=sizes)
-    relations = {argument: relation_of(argument, step, shares, steps) for argument in names}
     # What all samples share, a graph perhaps, says nothing beside what they do not.
-    telling = [argument for argument in names if relations[argument] not in (Relation.WHOLE, Relation.UNKNOWN)]
-    wrong = [argument for argument in telling if relations[argument] != Relation.SAME]
-    chosen = (wrong or telling or names)[0]
-    axis, _ = of_argument(chosen, step, shares)
-    relation = relations[chosen]
-    if not telling and {*relations.values()} != {Relation.WHOLE}:
-        relation = Relation.UNKNOWN
-    counts = [len(checksums(share, chosen, axis)) for share in shares]
-    return Samples(relation, chosen, sizes, len(checksums(step, chosen, axis)), tuple(counts),
-                   whole_numbers(step, chosen), relations, mispaired(telling, step, shares))
+    telling = [one for one in found if one.relation not in (Relation.WHOLE, Relation.UNKNOWN)]
+    chosen = ([one for one in telling if one.relation != Relation.SAME] or telling or found)[0]
+    is_whole = {one.relation for one in found} == {Relation.WHOLE}
+    original, *ranks = map(len, chosen.checksums())
+    return Samples(chosen.relation if telling or is_whole else Relation.UNKNOWN, chosen.name, sizes, original, tuple(ranks),
+                   chosen.whole_numbers, {one.name: one.relation for one in found}, mispaired(telling))
 
 
-def mispaired(names, step, shares):
-    """Two arguments whose samples are all there, but go together otherwise, or nothing."""
-    axes = {name: of_argument(name, step, shares)[0] for name in names}
-    found = {name: checksums(step, name, axis) for name, axis in axes.items()}
-    distinct = [name for name in names if len({*found[name]}) == len(found[name])]
-    for key, name in itertools.product(distinct[:1], names):
-        if len(found[key]) != len(found[name]):
-            continue
-        known = sorted(zip(found[key], found[name]))
-        close = SAME * max(map(abs, found[name]))
-        for share in shares:
-            for number, other in zip(*(checksums(share, one, axes[one]) for one in (key, name))):
-                place = bisect.bisect(known, (number,))
-                nearest = min(known[max(place - 1, 0):place + 1], key=lambda pair: abs(pair[0] - number))
-                if abs(nearest[1] - other) > close:
-                    return name, key
+def mispaired(arguments):
+    """Two whose samples are all there, but go together otherwise, or nothing."""
+    distinct = [one for one in arguments if len({*one.checksums()[0]}) == len(one.checksums()[0])]
+    for key, other in itertools.product(distinct[:1], arguments):
+        pairs = [[*zip(*both)] for both in zip(key.checksums(), other.checksums())]
+        known = sorted(pairs[0])
+        close = SAME * max((abs(value) for _, value in known), default=0)
+        for number, value in itertools.chain(*pairs[1:]):
+            place = bisect.bisect(known, (number,))
+            nearest = min(known[max(place - 1, 0):place + 1], key=lambda pair: abs(pair[0] - number))
+            if len(key.checksums()[0]) == len(other.checksums()[0]) and abs(nearest[1] - value) > close:
+                return other.name, key.name
     return ()
-
-
-def relation_of(argument, step, shares, steps):
-    axis, relation = of_argument(argument, step, shares)
-    if relation == Relation.OTHERS and not (whole_numbers(step, argument)
-                                            or found_elsewhere(argument, axis, shares, steps)):
-        return Relation.VALUES
-    if relation == Relation.REPEATED and len({calls(one, argument) for one in (step, *shares)}) > 1:
-        return Relation.UNKNOWN  # the model is called more often with the same samples
-    if relation == Relation.OTHERS and padded_otherwise(argument, step, shares):
-        return Relation.UNKNOWN
-    return relation
-
-
-def padded_otherwise(argument, step, shares):
-    """Parts are as wide as their longest sample: tokens[:, :-1] cuts that one alone."""
-    widths = {frozenset(tuple(one.shape[1:]) for one in fed(each, argument)) for each in (step, *shares)}
-    ours = [number for share in shares for number in checksums(share, argument, "rows")]
-    return len(widths) > 1 and matched(checksums(step, argument, "rows"), ours) > 0.5 * len(ours)
-
-
-def whole_numbers(step, name):
-    return any(one.whole_numbers for one in fed(step, name))
-
-
-def found_elsewhere(name, axis, shares, steps):
-    """Whether the ranks' samples are those of other steps of the original."""
-    known = [number for step in steps for number in checksums(step, name, axis)]
-    ours = [number for share in shares for number in checksums(share, name, axis)]
-    return matched(known, ours) > 0.5 * len({*ours})
 
 
 def losses(step, shares, samples):

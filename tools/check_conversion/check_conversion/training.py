@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from check_conversion.causes import CAUSES, Evidence, first_cause, other_scores, scores_of_ranks
-from check_conversion.measure import LARGE, TIMES, Measured, distance, norm, of_tensors
+from check_conversion.sketch import LARGE, TIMES, Measured, distance, norm, of_tensors
 from check_conversion.records import Step
-from check_conversion.samples import Losses, Relation, names_apart
+from check_conversion.samples import Losses, Relation, same_twice
 from check_conversion.verdict import CannotSay, Fault, Heading, few
 
 NOISE = 1e-9  # of the largest gradient: one that is 0 in theory, a bias before a norm
@@ -164,7 +164,7 @@ def epoch_length(process):
     """Steps of the first epoch."""
     passes = [record for record in process.of("shuffle") if record.value.shuffles]
     for first, second in itertools.pairwise(passes):
-        if second.value.number > first.value.number and first.value.length == second.value.length:
+        if second.step > first.step and first.value.length == second.value.length:
             return second.step - first.step
     return len(process.steps)
 
@@ -187,7 +187,7 @@ def unseeded(original, nudged):
         states = b.named("drew")
         if drawn := [name for name, (state, moved) in a.named("drew").items() if moved and states.get(name, (0,))[0] != state]:
             return f"step {k}: by {' and '.join(drawn)}"
-        if k <= 2 and names_apart(a, b):  # later a state that is fed again follows the weights
+        if k <= 2 and len(same_twice(a, b)) < len(a.named("fed")):  # later a state that is fed again follows the weights
             return f"step {k}: other samples, or other values of them"
     return ""
 

@@ -10,12 +10,18 @@ from check_conversion.verdict import CannotSay
 
 MOST = 2**30  # bytes to copy
 NOT_COPIED = (".git", ".hg", ".svn", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache",
-            ".ipynb_checkpoints", "node_modules", ".cache", ".tox", ".nox")
+              ".ipynb_checkpoints", "node_modules", ".cache", ".tox", ".nox")
 
 
 def is_environment(folder):
     """Used by its name, perhaps: it is linked."""
     return (folder / "pyvenv.cfg").exists() or (folder / "conda-meta").exists()
+
+
+def seen(path):
+    """What shows that it was changed."""
+    found = path.lstat()
+    return found.st_size, found.st_mtime_ns
 
 
 class Workspace:
@@ -108,27 +114,24 @@ class Workspace:
 
     def unchanged(self, copy):
         """Names of the files that a run has left as they were copied."""
-        def seen(path):
-            found = path.lstat()
-            return found.st_size, found.st_mtime_ns
         names = (path.relative_to(self.folder) for path, _ in self.entries)
         return {str(name) for name in names if os.path.lexists(copy / name)
                 and os.path.lexists(self.folder / name) and seen(copy / name) == seen(self.folder / name)}
 
     def state(self):
-        """All that is the user's, by name, size and time; what a link to a folder above leads to is
-        protected, but changes by others too."""
+        """All in this folder by size and time, and of linked folders the top, for they may be large. What a link to a
+        folder above leads to is protected, but changes by others too."""
+        paths = [self.folder, *(path for path, _ in self.entries), *self.without]
+        for linked in self.protected - {self.folder, *self.folder.parents}:
+            paths += [linked, *(linked.glob("*") if linked.is_dir() else ())]
         found = {}
-        for folder in self.protected - {*self.folder.parents}:
-            for path in [folder, *folder.rglob("*")] if folder.is_dir() else [folder]:
-                with contextlib.suppress(OSError):
-                    seen = path.lstat()
-                    found[path] = seen.st_size, seen.st_mtime_ns
+        for path in paths:
+            with contextlib.suppress(OSError):
+                found[path] = seen(path)
         return found
 
     def changed(self, outputs=()):
-        """What is no longer as it was, by no write that Python would have seen; outputs: open files
-        that may grow."""
+        """What is no longer as it was, by no write that Python would have seen; outputs: open files that may grow."""
         after, ours = self.state(), [*map(os.fstat, outputs)]
         return sorted(path for path, was in self.before.items() if after.get(path) != was and not (
             path in after and any(os.path.samestat(path.lstat(), one) for one in ours)))

@@ -2,7 +2,7 @@
 import functools
 from pathlib import Path
 
-from check_conversion import command, new_files, running
+from check_conversion import command, running
 from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
 from launch import fork
@@ -79,13 +79,14 @@ RICH = both(
 
 # A fork is to draw other random numbers and to have other temporary files than what it was forked from.
 IN_COPY = """
-import multiprocessing, os, sys, tempfile
+import multiprocessing, os, sys, tempfile, time
 import numpy
 from check_conversion import observed
 sys.path.insert(0, os.getcwd())
 tempfile.tempdir = None
 multiprocessing.current_process()._config.pop("tempdir", None)
 numpy.random.seed()
+time.tzset()
 observed.install()
 """
 
@@ -97,8 +98,7 @@ def record(text, processes=0, name="train.py", arguments=(), workspace=None, **o
     settings = running.prepare(ours, **options)
     codes = fork(f"{settings.copy}/{name}", arguments, settings.copy, settings.records, processes, IN_COPY,
                  running.environment(ours, settings) | {"CUDA_VISIBLE_DEVICES": ""})
-    run = running.read_run(name, Path(settings.records), status=max(code != 0 for code in codes))
-    run.new_files = new_files.read(settings.copy, ours.unchanged(Path(settings.copy)))
+    run = running.read_run(name, ours, settings, status=max(code != 0 for code in codes))
     if not workspace:
         ours.remove()
     print(run.stdout, run.stderr)  # which pytest shows where a test has failed
@@ -120,7 +120,7 @@ def in_words(verdict):
     return status, " ".join(said.split())
 
 
-def check(before, after, processes=2, arguments=(), name="train_ddp.py"):
+def check(before, after, processes=2, arguments=(), name="train_ddp.py", **options):
     """As the command does."""
-    return in_words(lambda: command.compare(functools.partial(record_once, before, arguments=arguments),
-                                            functools.partial(record, after, processes, name, arguments)))
+    return in_words(lambda: command.compare(functools.partial(record_once, before, arguments=arguments, **options),
+                                            functools.partial(record, after, processes, name, arguments, **options)))

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from check_conversion.protocol import About
 from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
 from runs import record
@@ -55,7 +54,7 @@ def test_a_script_reads_what_is_there_and_writes_in_its_copy_alone_and_other_wri
         (project / place / "points.txt").write_text("22")
     changed = workspace.changed()
     workspace.remove()
-    assert run.status == 0 and run.remarks(About.WRITE) == [path.replace("{folder}", str(project)) for path in KEPT]
+    assert run.status == 0 and run.names("refused") == [path.replace("{folder}", str(project)) for path in KEPT]
     assert changed == [project / "elsewhere/points.txt", project / "project/train.py"]
 
 

@@ -1,4 +1,5 @@
 """The functions that a verdict rests on, and how files are read without running any of what is in them."""
+import argparse
 import math
 import pickle
 import random
@@ -7,9 +8,8 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from check_conversion import new_files
-from check_conversion.observed.contents import contents
-from check_conversion.outputs import Figures
+from check_conversion import files
+from check_conversion.outputs import Figures, Number
 from check_conversion.samples import Relation, relate
 
 
@@ -21,24 +21,14 @@ def test_samples_of_all_ranks_relate_to_the_original_s_as_far_as_rounding_lets_t
 
 
 def test_a_figure_may_part_as_far_as_rounding_parts_it_but_a_count_that_both_runs_of_the_original_have_may_not():
-    figures, blurred = Figures(drift=1e-6), Figures(drift=0.5)
-    assert not figures.differs(1.0, 1.0, 1.0 + 4e-6) and figures.differs(1.0, 1.0, 1.0 + 6e-6)
-    assert figures.varies(1.0, 1.001) and not figures.varies(1.0, 1.00001)
-    assert not figures.differs(math.nan, math.nan, math.nan) and figures.differs(1.0, 1.0, math.nan)
-    assert blurred.differs(96, 96, 48) and not blurred.differs(96, 95, 94)
-    assert not figures.differs(91.4, 91.4, 91.3, unit=0.1) and figures.flipped_by_fault(1) and not figures.flipped_by_fault(100)
-
-
-def test_modules_and_numpy_s_numbers_in_what_is_saved_are_compared_large_tensors_in_their_order_and_other_objects_named():
-    numbers = torch.randn(2**16)
-    assert contents("", {"large": numbers}) != contents("", {"large": numbers.roll(2**15)})
-    saved = contents("a.pt", {
-        "nets": [torch.nn.Linear(1, 1, bias=False)], "array": numpy.ones(3, "f4"), "loss": numpy.float32(0.5), "at": Path("x"),
-        "meta": torch.ones(1, device="meta"),
-        "none": None, "best": "net", "buffer": torch.ones(torch.get_rng_state().shape),
-        "states": [numpy.random.get_state(), numpy.random.get_state()[1], random.getstate(), torch.get_rng_state()]})
-    assert [*saved.tensors] == ["nets.0.weight", "array", "buffer"] and saved.tensors["array"].shape == [3]
-    assert saved.values == {"loss": 0.5} and saved.strings == {"best": "net"} and [*saved.unknown] == ["at", "meta"]
+    def part(figures, *three, unit=0.0):
+        return figures.part(*(Number([one], unit, isinstance(one, int)) for one in three), row=0)
+    figures, blurred = Figures("figure", drift=1e-6), Figures("figure", drift=0.5)
+    assert not part(figures, 1.0, 1.0, 1.0 + 4e-6) and part(figures, 1.0, 1.0, 1.0 + 6e-6)
+    assert figures.varies(Number([1.0]), Number([1.001])) and not figures.varies(Number([1.0]), Number([1.00001]))
+    assert not part(figures, math.nan, math.nan, math.nan) and part(figures, 1.0, 1.0, math.nan)
+    assert part(blurred, 96, 96, 48) and not part(blurred, 96, 95, 94)
+    assert not part(figures, 91.4, 91.4, 91.3, unit=0.1) and figures.flipped_by_fault(1) and not figures.flipped_by_fault(100)
 
 
 class Trap:
@@ -46,30 +36,35 @@ class Trap:
         return Path("sprung").touch, ()
 
 
-def test_new_files_are_read_by_what_is_in_them_and_nothing_is_run_or_behind_a_link(monkeypatch):
+def test_files_are_read_by_what_is_in_them_and_nothing_is_run_or_behind_a_link(monkeypatch):
     Path("old").mkdir()
     Path("linked").symlink_to("old")
     for name in ("notes", "old/data.csv"):
         Path(name).write_text("epoch,loss\n")
     numpy.save("one.npy", numpy.arange(6.).reshape(2, 3))
-    numpy.savez("some.npz", a=numpy.array([1, 2], ">i4"))
-    torch.save({"weight": torch.ones(2), "loss": 0.5, "best": "net"}, "best.pt")
-    torch.save({"args": Trap()}, "trap.pt")
-    Path("plain.pkl").write_bytes(pickle.dumps(Trap()))
+    torch.save({
+        "nets": [torch.nn.Linear(1, 1, bias=False)], "array": numpy.ones(3, "f4"), "loss": numpy.float64(0.5), "at": Path("x"),
+        "args": argparse.Namespace(lr=0.1), "trap": Trap(), "none": None, "buffer": torch.ones(torch.get_rng_state().shape),
+        "states": [numpy.random.get_state(), numpy.random.get_state()[1], random.getstate(), torch.get_rng_state()]}, "best.pt")
+    Path("plain.pkl").write_bytes(pickle.dumps([Trap(), 7]))
     numpy.save("objects.npy", numpy.array([Trap()], object), allow_pickle=True)
-    for name, start in (("broken.safetensors", b""), ("broken.npy", b"\x93NUMPY"), ("broken.npz", b"PK\3\4")):
+    for name, start in (("broken.safetensors", b""), ("broken.npy", b"\x93NUMPY"), ("broken.pt", b"PK\3\4")):
         Path(name).write_bytes(start + b"\xff" * 9)
-    Path("long.txt").write_text("0" * 10_001)
-    monkeypatch.setattr(new_files, "MOST", 10_000)
-    found = new_files.read(".", {"old/data.csv"})
-    assert found.pop("notes").text == "epoch,loss\n" and found.pop("linked").text == "a link to old"
-    assert found.pop("one.npy").saved == contents("", {"array": torch.arange(6.).reshape(2, 3).double()})
-    assert found.pop("some.npz").saved.tensors["a"].shape == [2]
-    assert found.pop("best.pt").saved == contents("", torch.load("best.pt"))
-    assert len(found) == 7 and {one.kind for one in found.values()} == {"unread"} and not Path("sprung").exists()
+    Path("long.txt").write_text("0" * 100_001)
+    monkeypatch.setattr(files, "MOST", 100_000)
+    found = files.read_all(Path(), {"old/data.csv"})
+    assert found.pop("notes").text == "epoch,loss\n"
+    assert found.pop("one.npy").values["value"].shape == [2, 3] and found.pop("plain.pkl").values["1"] == 7
+    values = found.pop("best.pt").values
+    assert {name: one.shape for name, one in values.items() if isinstance(one, files.Tensor)} == {
+        "nets.0.weight": [1, 1], "array": [3], "buffer": [*torch.get_rng_state().shape]}
+    assert (values["loss"], values["at.0"], values["args.lr"]) == (0.5, "x", 0.1)
+    assert len(found) == 5 and {one.kind for one in found.values()} == {"unread"} and not Path("sprung").exists()
 
 
-def test_safetensors_are_read_as_their_package_wrote_them():
+def test_large_tensors_are_compared_in_their_order_and_safetensors_read_as_their_package_wrote_them():
+    numbers = torch.randn(2**16)
+    assert files.describe_tensor(numbers).sketches != files.describe_tensor(numbers.roll(2**15)).sketches
     state = {"weight": torch.randn(3, 2), "half": torch.randn(4).bfloat16(), "count": torch.tensor(7), "none": torch.empty(0, 3)}
     pytest.importorskip("safetensors.torch").save_file(state, "model.safetensors", {"epoch": "3"})
-    assert new_files.read(".", ())["model.safetensors"].saved == contents("", {"epoch": "3", **state})
+    assert files.read_all(Path(), ())["model.safetensors"] == files.with_values({"epoch": "3", **state})

@@ -86,13 +86,24 @@ def feed_in_float64(module, given):
     return None
 
 
+def by_torch():
+    """Whether the replaced function was called by torch itself."""
+    return sys._getframe(2).f_globals.get("__name__", "").startswith("torch.")
+
+
 def convert_to_float64(convert):
     def to(tensor, *given, **options):
-        given = [torch.float64 if one is torch.float32 else one for one in given]
-        if options.get("dtype") is torch.float32:
-            options["dtype"] = torch.float64
+        if not by_torch():
+            given = [torch.float64 if one is torch.float32 else one for one in given]
+            options = {name: torch.float64 if one is torch.float32 else one for name, one in options.items()}
         return convert(tensor, *given, **options)
     return to
+
+
+def stay_in_float64(convert):
+    def to_float(tensor, *given, **options):
+        return convert(tensor, *given, **options) if by_torch() else tensor.double()
+    return to_float
 
 
 def check_precision(tensors, *given, **options):
@@ -113,8 +124,9 @@ def check_precision(tensors, *given, **options):
 
 def compute_in_float64():
     torch.set_default_dtype(torch.float64)
-    torch.Tensor.float = torch.Tensor.double
-    replace(torch.Tensor, "to", convert_to_float64)
+    for kind in (torch.Tensor, torch.nn.Module):
+        replace(kind, "float", stay_in_float64)
+        replace(kind, "to", convert_to_float64)
     replace(_BaseDataLoaderIter, "__next__", lambda load: lambda iterator: tree_map(in_float64, load(iterator)))
     before(torch.autograd, "backward", check_precision)
     torch.nn.modules.module.register_module_forward_pre_hook(feed_in_float64)

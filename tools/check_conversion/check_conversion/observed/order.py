@@ -59,37 +59,22 @@ def begin(samples, sampler, length, shuffles=True, asked=(), drawn=0):
     return number
 
 
-def order_of(count, number):
-    return torch.randperm(count, generator=torch.Generator().manual_seed(number)).tolist()
-
-
-def drawn_by(draw, sampler):
-    """A checksum of the order that a sampler draws, of which DistributedSampler takes nothing from its generator: so it
-    does neither here."""
-    generator = sampler.generator or torch.default_generator
-    before = generator.get_state()
-    drawn = list(draw(sampler))
-    generator.set_state(before)
-    return zlib.crc32(repr(drawn).encode())
-
-
-def shuffle_all(draw):
-    def shuffle(sampler):
-        samples, count = sampler.data_source, len(sampler.data_source)
-        if sampler.replacement or sampler.num_samples != count:  # perhaps without an end
-            state = (sampler.generator or torch.default_generator).get_state()
+def shuffle(draw):
+    """The order that a sampler draws is noted by its checksum. DistributedSampler takes nothing from its generator: so
+    it does neither here."""
+    def in_one_order(sampler):
+        samples = sampler.indices if isinstance(sampler, SubsetRandomSampler) else sampler.data_source
+        generator, count = sampler.generator or torch.default_generator, len(samples)
+        state = generator.get_state()
+        if getattr(sampler, "replacement", False) or getattr(sampler, "num_samples", count) != count:
             begin(samples, sampler, count, drawn=zlib.crc32(bytes(state.tolist())))
-            return draw(sampler)
-        return iter(order_of(count, begin(samples, sampler, count, drawn=drawn_by(draw, sampler))))
-    return shuffle
-
-
-def shuffle_some(draw):
-    def shuffle(sampler):
-        indices = sampler.indices
-        order = order_of(len(indices), begin(indices, sampler, len(indices), drawn=drawn_by(draw, sampler)))
-        return iter([indices[i] for i in order])
-    return shuffle
+            return draw(sampler)  # perhaps without an end
+        drawn = zlib.crc32(repr([*draw(sampler)]).encode())
+        generator.set_state(state)
+        number = begin(samples, sampler, count, drawn=drawn)
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(number)).tolist()
+        return iter(order if samples is not getattr(sampler, "indices", None) else [samples[i] for i in order])
+    return in_one_order
 
 
 def share_out(share):
@@ -104,21 +89,20 @@ def share_out(share):
     return shuffle
 
 
-def dropping(loader):
-    """The class that was told to leave out a last batch that is not whole, or samples."""
-    if getattr(loader.batch_sampler, "drop_last", False):  # which the loader makes of its own drop_last
-        return "DataLoader"
-    return type(loader.sampler).__name__ if getattr(loader.sampler, "drop_last", False) else ""
-
-
 def note_loader(loader):
+    """And the class that was told to leave out a last batch that is not whole, or samples."""
+    sampler, dropping = type(loader.sampler).__name__, ""
+    if getattr(loader.batch_sampler, "drop_last", False):  # which the loader makes of its own drop_last
+        dropping = "DataLoader"
+    elif getattr(loader.sampler, "drop_last", False):
+        dropping = sampler
     if torch.is_grad_enabled():
-        process.note("loader", type(loader.sampler).__name__, dropping(loader))
+        process.note("loader", sampler, dropping)
 
 
 def install():
     before(DataLoader, "__iter__", note_loader)
     after(DataLoader, "__iter__", disregard_draws)
-    replace(RandomSampler, "__iter__", shuffle_all)
-    replace(SubsetRandomSampler, "__iter__", shuffle_some)
+    replace(RandomSampler, "__iter__", shuffle)
+    replace(SubsetRandomSampler, "__iter__", shuffle)
     replace(DistributedSampler, "__iter__", share_out)

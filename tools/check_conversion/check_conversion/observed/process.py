@@ -17,8 +17,7 @@ from check_conversion.records import Record, Settings
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {  # which arguments of an event are paths that change
     "os.rename": (0, 1), "os.symlink": (1,), "os.link": (1,), **dict.fromkeys(
-        ("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime",
-         "shutil.rmtree"), (0,))}
+        ("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime", "shutil.rmtree"), (0,))}
 FOLLOW = "open", "os.truncate", "os.chmod", "os.chown", "os.utime"  # a link to what it stands for
 # What is nobody's work: devices, and what packages keep to be faster the next time.
 FREE = ["/dev", "/proc", "/sys", *map(os.path.expanduser, (
@@ -86,23 +85,20 @@ def after(owner, name, action):
 
 # Output.
 
-def by_users_line(frame):
-    """Whether a line of the copy writes, perhaps by a logger; what packages warn of is not the script's."""
+def note_error(text):
+    """What a line of the copy writes, perhaps by a logger; what packages warn of is not the script's."""
+    frame = sys._getframe(1).f_back  # None where the interpreter itself prints a traceback
     while frame and re.search("/(logging|loguru)/", frame.f_code.co_filename):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(settings.copy)
+    if frame and frame.f_code.co_filename.startswith(settings.copy):
+        with open(settings.file("errors"), "a") as file:
+            file.write(text)
 
 
 def note_lines():
     """In a file of its own, so that the lines of two ranks do not mix; not where the user has them elsewhere."""
     if os.path.samestat(os.fstat(1), os.stat(os.path.join(settings.records, "stdout"))):
         os.dup2(os.open(settings.file("stdout"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
-
-
-def note_error(text):
-    if by_users_line(sys._getframe(1).f_back):  # None where the interpreter itself prints a traceback
-        with open(settings.file("errors"), "a") as file:
-            file.write(text)
 
 
 # Files: a script writes into its copy alone.
@@ -120,24 +116,19 @@ def is_users(path, follow):
         return False
     if below(given, settings.root) or any(below(real, folder) for folder in settings.protected):
         return True
-    return "__pycache__" not in real.split("/") and not any(
-        below(real, os.path.realpath(folder)) for folder in FREE)
+    return "__pycache__" not in real.split("/") and not any(below(real, os.path.realpath(folder)) for folder in FREE)
 
 
 def protect(path, event="open"):
-    if isinstance(path, int):
+    if isinstance(path, int) or (event == "os.mkdir" and os.path.isdir(path)):  # which is an error of its own
         return
-    path = os.fsdecode(path)
-    if event == "os.mkdir" and os.path.isdir(path):
-        return  # which is an error of its own
-    if is_users(path, event in FOLLOW):
-        note("refused", path)
-        raise PermissionError(errno.EACCES, "write-protected by check_conversion", path)
+    if is_users(os.fsdecode(path), event in FOLLOW):
+        note("refused", os.fsdecode(path))
+        raise PermissionError(errno.EACCES, "write-protected by check_conversion", os.fsdecode(path))
 
 
 def note_file(kind, path):
-    real = os.path.realpath(os.fsdecode(path))
-    if below(real, settings.copy):
+    if isinstance(path, (str, bytes, os.PathLike)) and below(real := os.path.realpath(os.fsdecode(path)), settings.copy):
         note(kind, os.path.relpath(real, settings.copy))
 
 
@@ -145,8 +136,7 @@ def watch(event, given):
     """A note is itself a file that is opened, which lies in the records and so is let through."""
     if event == "open" and (given[2] or 0) & WRITES:
         protect(given[0])
-        anew = given[2] & (os.O_TRUNC | os.O_CREAT) and not given[2] & os.O_APPEND
-        if anew and not isinstance(given[0], int):
+        if given[2] & (os.O_TRUNC | os.O_CREAT) and not given[2] & os.O_APPEND:
             note_file("wrote", given[0])
     for place in CHANGES.get(event, ()):
         protect(given[place], event)
@@ -161,12 +151,6 @@ def note_save(value, file, *given, **options):
         note_file("wrote", file)
 
 
-def note_load(file, *given, **options):
-    path = getattr(file, "name", file)
-    if isinstance(path, (str, os.PathLike)):
-        note_file("read", path)
-
-
 def install():
     if "RANK" in os.environ:
         note_lines()
@@ -175,5 +159,5 @@ def install():
     faulthandler.register(signal.SIGUSR2, open(settings.file("stack"), "w"), all_threads=False)
     torch.nn.modules.module.register_module_forward_pre_hook(be_alive)
     before(torch, "save", note_save)
-    before(torch, "load", note_load)
+    before(torch, "load", lambda file, *_, **__: note_file("read", getattr(file, "name", file)))
     sys.addaudithook(watch)
