@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from check_conversion import outputs
+from check_conversion import outputs, training
 from check_conversion.causes import Cause, other_optimizer, other_options, of_the_optimizer
 from check_conversion.files import File, Tensor
 from check_conversion.judge import check_start, resumed
@@ -17,7 +17,7 @@ from check_conversion.records import KINDS
 from check_conversion.running import own_error, prepare, run
 from check_conversion.samples import Losses, Relation
 from check_conversion.sketch import apart_in, distance, norm, of_tensors
-from check_conversion.training import Pair, compare
+from check_conversion.training import Pair
 from check_conversion.verdict import CannotSay, Heading, Verdict, few
 
 NAMES = "the unbroken run", "the restarted one"
@@ -34,15 +34,18 @@ VARYING = "1e300"  # in the place of a figure that is not compared
 def check(args, workspace):
     def once(what, **options):
         print(f"{what}: {args.resume}", file=sys.stderr, flush=True)
-        settings = prepare(workspace, intervene=False, **options)
-        return settings, run(args.resume, workspace, args, settings)
-    _, whole = once("run 1 of 3")
+        return run(args.resume, workspace, args, prepare(workspace, intervene=False, **options))
+    return compare(once)
+
+
+def compare(once):
+    """The verdict; once runs the command, with options of records.Settings."""
+    whole = once("run 1 of 3")
     check_whole(whole)
     killer, step = where_to_kill(whole)
-    settings, killed = once(f"run 2 of 3, to be killed at step {step}", killer=killer, killed_at=step)
-    check_killed(whole, killed)
-    _, restarted = once("run 3 of 3, started again", again=settings)
-    return judge(whole, killed, restarted, step)
+    killed = once(f"run 2 of 3, killed at step {step}", killer=killer, killed_at=step)
+    check_killed(whole, killed, step)
+    return judge(whole, killed, once("run 3 of 3, started again", again=killed.settings), step)
 
 
 def check_whole(whole):
@@ -70,13 +73,15 @@ def where_to_kill(whole):
     raise CannotSay(f"{whole.name} saves nothing by torch.save, torch.distributed.checkpoint or safetensors")
 
 
-def check_killed(whole, killed):
+def check_killed(whole, killed, step):
     if killed.waits:
         raise CannotSay(f"{whole.name} hangs in its second run: {' '.join(killed.waits)}")
     if fault := first_difference(whole, killed):
         raise CannotSay(f"two runs of {whole.name} differ from step {fault.step} on: {fault.text}. Begin it with "
                         "torch.manual_seed(0), random.seed(0) and numpy.random.seed(0); where GPUs round otherwise each time, "
-                        'CUDA_VISIBLE_DEVICES="" lets the check run on CPUs')
+                        "CUDA_VISIBLE_DEVICES= lets the check run on CPUs")
+    if max((len(process.steps) for process in killed.ranks), default=0) < step:
+        raise CannotSay(f"{whole.name} ends before step {step} in its second run: {own_error(killed.stderr)}")
 
 
 # Step by step.
@@ -116,7 +121,7 @@ CAUSES = [Cause(Heading.SAVING, *row, always=always) for always, *row in (
     (True, lambda e: len({*e.both("scale")}) > 1 and e.both("scale"),
      "GradScaler's scale is {found[1]} instead of {found[0]}: was its state loaded?"),
     (False, other_samples, "{found}"),
-    (False, lambda e: e.losses == Losses.OTHER and numbers(e), "{e.known}, but {found}: for dropout or noise?"),
+    (False, lambda e: e.losses == Losses.OTHER and numbers(e), "{e.known}, but {found}: for dropout or noise"),
     (False, other_buffers, "{found} differs, which no optimizer holds: was it loaded?"),
     (False, lambda e: e.losses == Losses.OTHER, "{e.known}, but another loss; {e.what_differs}"),
     (False, of_the_optimizer, "the gradients agree, the optimizer's step does not: was its state loaded?"),
@@ -125,15 +130,23 @@ CAUSES = [Cause(Heading.SAVING, *row, always=always) for always, *row in (
 
 def first_difference(whole, other, step=0):
     """Of both runs from this step on, or None."""
-    found = []
-    for process, ours in by_rank(whole, other):
-        agree = compare(Pair(NAMES, process.since(step), None, [ours]), whole=False, causes=CAUSES)
-        found += [(agree.fault.step, process.rank, agree.fault)] if agree.fault else []
-    if not found:
+    pairs = [Pair(NAMES, process.since(step), None, [ours]) for process, ours in by_rank(whole, other)]
+    faults = [training.compare(pair, whole=False, causes=CAUSES).fault for pair in pairs]
+    first = min((fault for fault in faults if fault), key=lambda fault: fault.step, default=None)
+    if not first:
         return None
-    first, rank, fault = min(found)
-    everywhere = len({one.text for number, _, one in found if number == first}) == 1 and len(found) == len(whole.ranks)
-    return replace(fault, step=step + first, text=fault.text + f" (rank {rank})" * (not everywhere))
+    ranks = [rank for rank, fault in enumerate(faults) if fault == first]
+    where = f" (on rank {few(map(str, ranks))})" * (len(ranks) < len(faults))
+    return replace(first, step=step + first.step, text=first.text + where)
+
+
+def not_loaded(whole, restarted, step):
+    """What no optimizer holds, and training does not show: statistics of BatchNorm, averaged weights."""
+    for process, ours in by_rank(whole, restarted):
+        one, other = (step.named("buffer") for step in (process.steps[step], ours.steps[0]))
+        if names := training.Buffers(None).apart(one, one, other):
+            return [f"step {step + 1}: {names} differs, which no optimizer holds: was it loaded?"]
+    return []
 
 
 def by_rank(whole, other):
@@ -263,7 +276,8 @@ def judge(whole, killed, restarted, step):
     if not faults:
         parts = [compare_lines(runs, Comparison("printed", NAMES, DRIFT)),
                  compare_files(runs, step, Comparison("written", NAMES, DRIFT))]
-        faults = [fault.text for part in parts for fault in part.faults]
+        faults = [fault.text.rstrip() for part in parts for fault in part.faults]
+        faults[:0] = not_loaded(whole, restarted, k) if faults else []
     where = f"killed at step {step} of {len(whole.ranks[0].steps)}" + f", resumed from step {k}" * bool(k)
     first = "NOT THE SAME RUN" if faults else "a killed run goes on as if it had never stopped"
     varying = [name for part in parts for name in part.varying]

@@ -31,6 +31,7 @@ class Run:
     outlived: list = field(default_factory=list)  # by processes that it started
     files: dict = field(default_factory=dict)  # what it left in its copy of the folder, by their names
     started: set = field(default_factory=set)  # ranks, whether they noted anything or not
+    settings: Settings = None
     lines: dict = field(default_factory=dict)  # what each rank printed, also to stderr; -1: the command itself
 
     @property
@@ -164,7 +165,7 @@ def read_run(name, workspace, settings, status=0, waits=(), outlived=()):
     stderr = (folder / "stderr").read_text(errors="replace")
     started = {int(file.read_text() or 0) for file in folder.glob("*.rank")}
     left = files.read_all(Path(settings.copy), workspace.unchanged(Path(settings.copy)), settings.root)
-    return Run(name, status, stdout, stderr, errors, found, [*waits], [*outlived], left, started, lines)
+    return Run(name, status, stdout, stderr, errors, found, [*waits], [*outlived], left, started, settings, lines)
 
 
 def read_texts(folder, stream, root):
