@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from check_conversion import samples
-from check_conversion.sketch import LARGE, TIMES, apart_in, distance, factor_between, norm, of_tensors
 from check_conversion.records import KINDS, Step
 from check_conversion.samples import Losses, Relation
+from check_conversion.sketch import LARGE, TIMES, apart_in, distance, factor_between, norm, of_tensors
 from check_conversion.verdict import Heading, few
 
 SHARED_OUT = (None, "RandomSampler", "SequentialSampler", "SubsetRandomSampler",
@@ -487,9 +487,9 @@ CAUSES = [
 ]
 
 
-def first_cause(e, causes):
+def first_cause(e, causes=None):
     """The first row that holds, and its sentence, or nothing."""
-    for cause in causes:
+    for cause in causes or CAUSES:
         if (cause.always or e.parted) and (found := cause.holds(e)):
             return cause, cause.sentence.format(e=e, found=found)
     return None, ""

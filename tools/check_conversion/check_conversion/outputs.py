@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from check_conversion.files import Tensor
-from check_conversion.sketch import LARGE, TIMES, Measured, distance, norm
 from check_conversion.records import KINDS
+from check_conversion.sketch import LARGE, TIMES, Measured, distance, norm
 from check_conversion.verdict import Fault, Heading, few
 
 NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?|none)\b)"
@@ -63,13 +63,9 @@ def last_digit(figure):
     return 1.01 * 10.0 ** -digits if digits else 0.0
 
 
-def number(figure, unit=0.0):
-    return Number([figure], unit, isinstance(figure, int))
-
-
-def parts_of(text):
-    return [Part(NUMBER.sub(MARK, token), [number(value(one), last_digit(one)) for one in NUMBER.findall(token)])
-            for token in TOKEN.findall(text)]
+def part_of(token):
+    figures = [(value(one), last_digit(one)) for one in NUMBER.findall(token)]
+    return Part(NUMBER.sub(MARK, token), [Number([one], unit, isinstance(one, int)) for one, unit in figures])
 
 
 def items_of_text(text):
@@ -79,38 +75,33 @@ def items_of_text(text):
         dense = re.sub(r"(?<=[\[(]) +| +(?=[\])])", "", line)  # [ 0.5 -0.5] is [0.5 -0.5]
         words = " ".join(TOKEN.sub(MARK, dense).split())
         if re.search(rf"\w|{MARK}", words):  # brackets alone say nothing
-            found[words].append(Item(line.strip(), parts_of(dense)))
+            found[words].append(Item(line.strip(), [*map(part_of, TOKEN.findall(dense))]))
     return found
 
 
-def items_of_log(run):
-    found = collections.defaultdict(list)
-    for process in run.processes:
-        for record in process.of("figure"):
-            figure, step = record.value
-            for_step = Part(f"for step {step}", []) if step is not None else Part("", [])
-            found[record.name].append(Item(f"{record.name} {figure:.6g} {for_step.around}".strip(),
-                                           [Part("", [number(figure)]), for_step]))
-    return found
+def text_of_log(run):
+    records = (record for process in run.processes for record in process.of("figure"))
+    return "\n".join(f"{record.name} {record.value[0]!r}" + f" for step {record.value[1]}" * (record.value[1] is not None)
+                     for record in records)
 
 
 # Items of a file.
 
-def items_of_values(values):
-    return collections.defaultdict(list, {name: [item_of_value(name, one, values)] for name, one in values.items()})
+def items_of_tensors(values):
+    found = collections.defaultdict(list)
+    for name, one in values.items():
+        if isinstance(one, Tensor):
+            kind = "state" if of_optimizer(name, values) else "tensor"
+            group = f"{kind} {name.rpartition('.')[2]}"
+            found[name] = [Item(name, [Part(str(one.shape), [
+                Number(sketch, 0.0, one.whole, kind, f"{group} {place}") for place, sketch in enumerate(one.sketches)])])]
+    return found
 
 
-def item_of_value(name, one, values):
-    if isinstance(one, Tensor):
-        kind = "state" if of_optimizer(name, values) else "tensor"
-        group = f"{kind} {name.rpartition('.')[2]}"
-        return Item(name, [Part(str(one.shape), [Number(sketch, 0.0, one.whole, kind, f"{group} {place}")
-                                                 for place, sketch in enumerate(one.sketches)])])
-    if isinstance(one, str):
-        return Item(f"{name} {one}", [Part(" ".join(TOKEN.sub(MARK, one).split()), []), *parts_of(one)])
-    if isinstance(one, bool):
-        return Item(f"{name} {one}", [Part(str(one), [])])
-    return Item(f"{name} {one:.6g}", [Part("", [number(one)])])
+def plain(values, others):
+    """Numbers and strings that the others have too, as lines."""
+    return "\n".join(f"{name}: {' '.join(str(one).split())}" for name, one in values.items()
+                     if name in others and not isinstance(one, Tensor) and not is_setting(name))
 
 
 def of_optimizer(name, values):
@@ -167,10 +158,10 @@ class Figures(Measured):
 class Comparison:
     """Of the items of one place, in the original's two runs and in the converted script's; and what is said of it."""
 
-    def __init__(self, what, names, drift, place=""):
-        self.what, self.names, self.drift, self.place = what, names, drift, place
+    def __init__(self, what, names, drift, place="", noun="line"):
+        self.what, self.names, self.drift, self.place, self.noun = what, names, drift, place, noun
         self.judges = {}
-        self.same, self.total, self.noun = 0, 0, "line"
+        self.same, self.total = 0, 0
         self.parted = []  # pairs: how the original shows an item, and how the converted script does
         self.missing, self.varying, self.remarks, self.faults = [], [], [], []
 
@@ -265,26 +256,17 @@ def counterpart(words, original, converted):
     return words, 0
 
 
-def compare_text(texts, found, all_lines=False):
-    """Of all three; all_lines: the converted script must have each line with figures."""
+def compare_text(texts, found, every_figure=False, every_line=False):
+    """Of all three; every_figure, every_line: the converted script must have each line with figures, or each."""
     original, nudged, converted = map(items_of_text, texts)
     found.compare(original, nudged, converted).say_parted()
-    figures = [line for line in found.missing if TOKEN.search(line)]
+    needed = [line for line in found.missing if every_line or TOKEN.search(line)]
     others = [name for name in original if MARK in name and name in converted]
-    if figures and (all_lines or not (others or found.faults) and (
-            len(figures) > 1 or not any(MARK in name for name in converted))):
-        found.fault(f"not {found.what} by {found.names[1]} in these words: {few(figures)}", Heading.FIGURES)
+    if needed and (every_figure or every_line or (not (others or found.faults) and (
+            len(needed) > 1 or not any(MARK in name for name in converted)))):
+        found.fault(f"not {found.what} by {found.names[1]} in these words: {few(needed)}", Heading.FIGURES)
         found.missing = []
     found.missing = [f"{found.place}{line}" for line in found.missing]
-    return found
-
-
-def compare_log(runs, found):
-    found.noun = "figure"
-    found.compare(*map(items_of_log, runs)).say_parted()
-    if found.missing:
-        found.fault(f"not logged by {found.names[1]}: {few(found.missing)}", Heading.FIGURES)
-        found.missing = []
     return found
 
 
@@ -297,31 +279,29 @@ def compare_values(values, found):
     if renamed == "module.":
         found.fault("the saved names begin with `module.`: save model.module.state_dict()", Heading.SAVING)
         return found
-    found.compare(*map(items_of_values, ({key: part for key, part in one.items() if not is_setting(key)}, nudged, other)))
-    found.varying = [*dict.fromkeys(found.varying)]
-    reordered = [a for a, b in found.parted if in_another_order(one.get(a), other.get(b))]
-    different = [a for a, _ in found.parted if a not in reordered]
-    tensors = [a for a in different if isinstance(one.get(a), Tensor)]
-    shapes = [f"{a} has the shape {other[a].shape} instead of {one[a].shape}" for a in tensors
-              if isinstance(other.get(a), Tensor) and other[a].shape != one[a].shape]
-    lacking = [key for key in one if key not in other and key in nudged]
-    if lost := [key for key in lacking if isinstance(one[key], Tensor)]:
+    both = {name for name in one if name in nudged and name in other}
+    found.compare(*map(items_of_tensors, (one, nudged, other)))
+    reordered = [name for name, _ in found.parted if in_another_order(one[name], other[name])]
+    tensors = [name for name, _ in found.parted if name not in reordered]
+    shapes = [f"{name} has the shape {other[name].shape} instead of {one[name].shape}" for name in tensors
+              if other[name].shape != one[name].shape]
+    lacking = [name for name in one if name not in other and name in nudged]
+    if lost := [name for name in lacking if isinstance(one[name], Tensor)]:
         found.fault(f"without {few(lost)}", Heading.SAVING)
     elif shapes:
         found.fault(few(shapes), Heading.SAVING)
     elif tensors:
         found.fault(f"a different {few(tensors)} is saved", Heading.SAVING, measured=True)
-    elif different:
-        pairs = few(f"{a} in {found.names[0]}, {b} in {found.names[1]}" for a, b in found.parted if a in different)
-        found.fault(f"a different value is saved: {pairs}", Heading.FIGURES, measured=True)
+    text = Comparison("saved", found.names, found.drift, found.place)
     found.missing = []
-    for keys, what in ((lacking * (not found.faults), f"not saved by {found.names[1]}"),
-                       ([key for key in other if key not in one], f"saved by {found.names[1]} alone"),
-                       ([key for key in one if is_setting(key) and is_other(one[key], nudged.get(key), other.get(key))],
-                        "another setting"),
-                       (reordered, "the same rows or columns in another order"),
-                       ([renamed] * bool(renamed), "saved under other names")):
-        found.remarks += [f"{found.place}{what}: {few(keys)}"] * bool(keys)
+    found.add(compare_text([plain(each, both) for each in values], text, every_line=True))
+    for names, what in ((lacking * (not found.faults), f"not saved by {found.names[1]}"),
+                        ([name for name in other if name not in one], f"saved by {found.names[1]} alone"),
+                        ([name for name in one if is_setting(name) and is_other(one[name], nudged.get(name), other.get(name))],
+                         "another setting"),
+                        (reordered, "the same rows or columns in another order"),
+                        ([renamed] * bool(renamed), "saved under other names")):
+        found.remarks += [f"{found.place}{what}: {few(names)}"] * bool(names)
     return found
 
 
@@ -397,7 +377,7 @@ def compare_files(original, nudged, converted, found):
     more = [name for name in converted.files if name not in ours.values()]
     found.remarks += [f"written by {found.names[1]} alone: {few(more)}"] * bool(more)
     found.remarks += [f"not read: {few(unread)}"] * bool(unread)
-    found.same, found.total, found.noun = len(same), len(original.files), "file"
+    found.same, found.total = len(same), len(original.files)
     return found
 
 
@@ -415,6 +395,6 @@ def compare(original, nudged, converted, drift):
     bars = ["\n".join(record.value for process in run.processes for record in process.of("bar")) for run in runs]
     return [compare_text([run.stdout for run in runs], Comparison("printed", names, drift)),
             compare_text([run.errors for run in runs], Comparison("written to stderr", names, drift)),
-            compare_text(bars, Comparison("shown in progress bars", names, drift)),
-            compare_log(runs, Comparison("logged", names, drift)),
-            compare_files(*runs, Comparison("written", names, drift))]
+            compare_text(bars, Comparison("shown in progress bars", names, drift, noun="bar")),
+            compare_text([*map(text_of_log, runs)], Comparison("logged", names, drift, noun="figure"), every_figure=True),
+            compare_files(*runs, Comparison("written", names, drift, noun="file"))]

@@ -5,10 +5,10 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from check_conversion.causes import CAUSES, Evidence, first_cause, other_scores, scores_of_ranks
-from check_conversion.sketch import LARGE, TIMES, Measured, distance, norm, of_tensors
+from check_conversion.causes import Evidence, first_cause, other_scores, scores_of_ranks
 from check_conversion.records import Step
 from check_conversion.samples import Losses, Relation, same_twice
+from check_conversion.sketch import LARGE, TIMES, Measured, distance, norm, of_tensors
 from check_conversion.verdict import CannotSay, Fault, Heading, few
 
 NOISE = 1e-9  # of the largest gradient: one that is 0 in theory, a bias before a norm
@@ -221,7 +221,7 @@ class Training:
         self.rounding = max(self.rounding, e.weights.parted / size)
 
 
-def compare(pair, whole=True, causes=CAUSES):
+def compare(pair, whole=True, causes=None):
     """All steps that both have, until one of them goes otherwise; whole: both runs came to their ends."""
     agree, earlier = Training(), None
     for k in range(1, min(len(process.steps) for process in (pair.original, pair.nudged, *pair.ranks)) + 1):
