@@ -1,8 +1,6 @@
 """Is a run that was killed and started again the run that nobody stopped? It is run whole; killed, by kill -9, at the step
 behind a checkpoint; and started again in the folder that it left. Nothing is switched off or reseeded, so the three have
 the same bits, and the first difference is the cause."""
-import collections
-import itertools
 import re
 import sys
 from dataclasses import replace
@@ -10,9 +8,9 @@ from pathlib import Path
 
 from check_conversion import outputs, training
 from check_conversion.causes import Cause, other_optimizer, other_options, of_the_optimizer
-from check_conversion.files import File, Tensor
+from check_conversion.files import Tensor
 from check_conversion.judge import check_start, resumed
-from check_conversion.outputs import TABLES, TOKEN, Comparison, items_of_text
+from check_conversion.outputs import TABLES, Comparison, Item, Part, items_of_text
 from check_conversion.records import KINDS
 from check_conversion.running import own_error, prepare, run
 from check_conversion.samples import Losses, Relation
@@ -24,9 +22,9 @@ NAMES = "the unbroken run", "the restarted one"
 SHOWN = 3  # faults
 DRIFT = KINDS["figure"].floor / 5  # how far figures may part: they are the same
 # What a line or a value is called that may be a time, where there is no second one to tell.
-TIME = re.compile(r"time|elapsed|duration|second|minute|hour|speed|throughput|\btook\b|\beta\b|/s\b|\d\s?m?s\b|\d:\d\d",
-                  re.IGNORECASE)
-VARYING = "1e300"  # in the place of a figure that is not compared
+NAMES_A_TIME = re.compile(r"time|elapsed|duration|second|minute|hour|speed|throughput|\btook\b|\beta\b|/s\b|\d\s?m?s\b|\d:\d\d",
+                          re.IGNORECASE)
+TIME = Part("a time", [])  # in the place of a figure that is not compared
 
 
 # The three runs.
@@ -86,12 +84,21 @@ def check_killed(whole, killed, step):
 
 # Step by step.
 
-def numbers(e):
-    """That were drawn for this step, otherwise than in the unbroken run."""
+def other_numbers(e):
+    """Drawn for this step."""
     one, ours = (step.named("drew") for step in (e.one, e.shares[0]))
     names = [name for name, (state, moved) in one.items()
              if name in ours and ours[name][0] != state and (moved or ours[name][1])]
     return f"other random numbers, by {' and '.join(names)}" if names else ""
+
+
+def with_numbers(said, e):
+    return "; ".join(filter(None, [said, other_numbers(e)]))
+
+
+def other_weights(e):
+    one, ours = e.both("before")
+    return e.weights.differs(one, ours) and with_numbers(f"other weights, most in {apart_in(e.names, one, ours)}", e)
 
 
 def other_samples(e):
@@ -100,58 +107,39 @@ def other_samples(e):
         values if e.relation == Relation.VALUES else "other samples", e)
 
 
-def other_weights(e):
-    one, ours = e.both("before")
-    return e.weights.differs(one, ours) and with_numbers(f"other weights, most in {apart_in(e.names, one, ours)}", e)
-
-
-def with_numbers(said, e):
-    return f"{said}; {numbers(e)}" if numbers(e) else said
-
-
 def other_buffers(e):
-    one = e.one.named("buffer")
-    return e.pair.buffers.apart(one, one, e.shares[0].named("buffer"))
+    one, ours = (step.named("buffer") for step in (e.one, e.shares[0]))
+    return e.pair.buffers.apart(one, one, ours)
 
 
-CAUSES = [Cause(Heading.SAVING, *row, always=always) for always, *row in (
-    (True, other_optimizer, "this step is taken by another optimizer"),
-    (True, other_weights, "{found}"),
-    (True, other_options, "{found}: were the states of the optimizer and its schedule loaded?"),
-    (True, lambda e: len({*e.both("scale")}) > 1 and e.both("scale"),
-     "GradScaler's scale is {found[1]} instead of {found[0]}: was its state loaded?"),
-    (False, other_samples, "{found}"),
-    (False, lambda e: e.losses == Losses.OTHER and numbers(e), "{e.known}, but {found}: for dropout or noise"),
-    (False, other_buffers, "{found} differs, which no optimizer holds: was it loaded?"),
-    (False, lambda e: e.losses == Losses.OTHER, "{e.known}, but another loss; {e.what_differs}"),
-    (False, of_the_optimizer, "the gradients agree, the optimizer's step does not: was its state loaded?"),
-    (False, lambda e: True, "{e.known}; {e.what_differs}"))]
-
-
-def first_difference(whole, other, step=0):
-    """Of both runs from this step on, or None."""
-    pairs = [Pair(NAMES, process.since(step), None, [ours]) for process, ours in by_rank(whole, other)]
-    faults = [training.compare(pair, whole=False, causes=CAUSES).fault for pair in pairs]
-    first = min((fault for fault in faults if fault), key=lambda fault: fault.step, default=None)
-    if not first:
-        return None
-    ranks = [rank for rank, fault in enumerate(faults) if fault == first]
-    where = f" (on rank {few(map(str, ranks))})" * (len(ranks) < len(faults))
-    return replace(first, step=step + first.step, text=first.text + where)
-
-
-def not_loaded(whole, restarted, step):
-    """What no optimizer holds, and training does not show: statistics of BatchNorm, averaged weights."""
-    for process, ours in by_rank(whole, restarted):
-        one, other = (step.named("buffer") for step in (process.steps[step], ours.steps[0]))
-        if names := training.Buffers(None).apart(one, one, other):
-            return [f"step {step + 1}: {names} differs, which no optimizer holds: was it loaded?"]
-    return []
+CAUSES = [  # as causes.py has them for a conversion
+    Cause(None, other_optimizer, "this step is taken by another optimizer", always=True),
+    Cause(None, other_weights, "{found}", always=True),
+    Cause(None, other_options, "{found}: were the states of the optimizer and its schedule loaded?", always=True),
+    Cause(None, lambda e: len({*e.both("scale")}) > 1 and e.both("scale"),
+          "GradScaler's scale is {found[1]} instead of {found[0]}: was its state loaded?", always=True),
+    Cause(None, other_samples, "{found}"),
+    Cause(None, lambda e: e.losses == Losses.OTHER and other_numbers(e), "{found}, for dropout or noise"),
+    Cause(None, other_buffers, "{found} differs, which no optimizer holds: was it loaded?"),
+    Cause(None, lambda e: e.losses == Losses.OTHER, "another loss; {e.what_differs}"),
+    Cause(None, of_the_optimizer, "the gradients agree, the optimizer's step does not: was its state loaded?"),
+    Cause(None, lambda e: True, "{e.what_differs}"),
+]
 
 
 def by_rank(whole, other):
     ours = {process.rank: process for process in other.ranks}
     return [(process, ours[process.rank]) for process in whole.ranks if process.rank in ours]
+
+
+def first_difference(whole, other, step=0):
+    """Between both runs from this step on: a Fault, or None."""
+    pairs = [Pair(NAMES, process.since(step), None, [ours]) for process, ours in by_rank(whole, other)]
+    faults = [training.compare(pair, whole=False, causes=CAUSES).fault for pair in pairs]
+    first = min(filter(None, faults), key=lambda fault: fault.step, default=None)
+    ranks = [str(rank) for rank, fault in enumerate(faults) if fault == first]
+    where = f" (on rank {few(ranks)})" * (len(ranks) < len(faults))
+    return first and replace(first, step=step + first.step, text=first.text + where)
 
 
 def begins_like(whole, restarted):
@@ -197,71 +185,76 @@ def how_it_goes_on(whole, killed, restarted, step):
 
 def lines_of(run):
     """What each rank printed, showed in progress bars and logged."""
-    found = {rank: text.splitlines() for rank, text in run.lines.items()}
+    found = {process.rank: "" for process in run.processes} | run.lines
     for process in run.processes:
-        lines = found.setdefault(process.rank, [])
-        lines += [record.value for record in process.of("bar")]
+        lines = [record.value for record in process.of("bar")]
         lines += [f"{record.name} {record.value[0]} for step {record.value[1]}" for record in process.of("figure")]
+        found[process.rank] += "\n".join(["", *lines])
     return found
 
 
-def words_of(line):
-    return next(iter(items_of_text(line)), "")
+def compare_lines(texts, found, from_the_start=False):
+    """The lines that came after the kill, and of each wording as many before as the restarted run has; or all lines. What
+    differs between the unbroken run and the killed one is a time."""
+    whole, killed, restarted = map(items_of_text, texts)
+    expected, again = {}, {}
+    for words, items in whole.items():
+        seen, ours = killed.get(words, []), restarted.get(words, [])
+        times = {place for one, other in zip(items, seen) for place, (a, b) in enumerate(zip(one.parts, other.parts)) if a != b}
+        count = len(items) if from_the_start else min(len(items), max(len(ours), len(items) - len(seen)))
+        if count:
+            expected[words] = items[-count:]
+            again[words] = [Item(one.shown, [TIME if place in times or (not seen and NAMES_A_TIME.search(one.shown)) else part
+                                             for place, part in enumerate(one.parts)]) for one in items[-count:]]
+    found.compare(expected, again, restarted)
 
 
-def to_be_printed(whole, killed, restarted):
-    """The lines that came after the kill, and of each wording as many before as the restarted run has."""
-    left, before, ours = (collections.Counter(map(words_of, lines)) for lines in (whole, killed, restarted))
-    wanted, kept = ours | (left - before), []
-    for line in whole:
-        if left[words_of(line)] <= wanted[words_of(line)]:
-            kept.append(line)
-        left[words_of(line)] -= 1
-    return kept
+def compare_printed(runs):
+    found = Comparison("printed", NAMES, DRIFT)
+    whole, killed, restarted = map(lines_of, runs)
+    for rank in whole:
+        compare_lines([whole[rank], killed.get(rank, ""), restarted.get(rank, "")], found)
+    return close(found)
 
 
-def without_times(lines, whole, killed):
-    """The lines with another figure wherever lines of this wording differ between the unbroken run and the killed one; where
-    the killed run has none, in lines that name a time."""
-    varying, seen = set(), items_of_text("\n".join(killed))
-    for words, items in items_of_text("\n".join(whole)).items():
-        for one, other in zip(items, seen.get(words, [])):
-            varying |= {(words, place) for place, (a, b) in enumerate(zip(one.parts, other.parts)) if a != b}
-
-    def change(line):
-        words, places = words_of(line), itertools.count()
-        time = words not in seen and TIME.search(line)
-        return TOKEN.sub(lambda token: VARYING if (words, next(places)) in varying or time else token[0], line)
-    return [*map(change, lines)]
+def close(found):
+    found.say_parted()
+    if found.missing:
+        found.fault(f"not {found.what} by {NAMES[1]}: {few(found.missing)}", None)
+    return found
 
 
-def compare_lines(runs, found):
-    three = [], [], []  # as outputs.py compares an original, its second run, and a converted script
-    for rank, whole in lines_of(runs[0]).items():
-        killed, restarted = (lines_of(run).get(rank, []) for run in runs[1:])
-        lines = to_be_printed(whole, killed, restarted)
-        for text, more in zip(three, (lines, without_times(lines, whole, killed), restarted)):
-            text += more
-    return outputs.compare_text(["\n".join(text) for text in three], found)
-
-
-def file_without_times(name, file, killed):
-    """The killed run's checkpoints are other ones, its lines are not."""
-    if file.kind == "text":
+def compare_file(name, file, killed, restarted):
+    found = Comparison("written", NAMES, DRIFT, f"{name}: ")
+    if not restarted or restarted.kind != file.kind:
+        found.fault(restarted.why or "of another kind" if restarted else f"not there when {NAMES[1]} ends", None)
+    elif file.kind == "unread":
+        found.remarks.append(f"{name} is not compared: {file.why}")
+    elif file.kind == "values":
+        again = {key: "a time" if not isinstance(value, Tensor) and NAMES_A_TIME.search(f"{key} {value}") else value
+                 for key, value in file.values.items()}
+        outputs.compare_values([file.values, again, restarted.values], found)
+    else:
         separate = ", " if Path(name).suffix in TABLES else ","
-        lines, seen = (one.text.replace(",", separate).splitlines() for one in (file, killed))
-        return replace(file, text="\n".join(without_times(lines, lines, seen)))
-    return replace(file, values={key: VARYING if not isinstance(value, Tensor) and TIME.search(f"{key} {value}") else value
-                                 for key, value in file.values.items()})
+        texts = [one.text.replace(",", separate) if one else "" for one in (file, killed, restarted)]
+        compare_lines(texts, found, from_the_start=True)
+        close(found)
+    return found
 
 
-def compare_files(runs, step, found):
-    """Not those whose names are other ones in each run."""
+def compare_files(runs, step):
+    found = Comparison("written", NAMES, DRIFT, noun="file")
     whole, killed, restarted = runs
     later = {record.name for process in whole.processes for record in process.of("wrote") if record.step >= step}
-    again = {name: file_without_times(name, file, killed.files.get(name, File("text"))) for name, file in whole.files.items()
-             if name in killed.files or name in later}
-    return outputs.compare_files(whole, replace(whole, files=again), restarted, found)
+    for name, file in whole.files.items():
+        if name in later or name in killed.files:
+            inside = compare_file(name, file, killed.files.get(name), restarted.files.get(name))
+            found.add(inside)
+            found.same += not inside.faults
+        else:
+            found.varying.append(name)  # it has another name each time
+    found.total = len(whole.files)
+    return found
 
 
 # The verdict.
@@ -274,10 +267,8 @@ def judge(whole, killed, restarted, step):
     elif restarted.status:
         faults.append(f"it fails: {own_error(restarted.stderr)}")
     if not faults:
-        parts = [compare_lines(runs, Comparison("printed", NAMES, DRIFT)),
-                 compare_files(runs, step, Comparison("written", NAMES, DRIFT))]
+        parts = [compare_printed(runs), compare_files(runs, step)]
         faults = [fault.text.rstrip() for part in parts for fault in part.faults]
-        faults[:0] = not_loaded(whole, restarted, k) if faults else []
     where = f"killed at step {step} of {len(whole.ranks[0].steps)}" + f", resumed from step {k}" * bool(k)
     first = "NOT THE SAME RUN" if faults else "a killed run goes on as if it had never stopped"
     varying = [name for part in parts for name in part.varying]

@@ -93,7 +93,8 @@ observed.install()
 
 def record(text, processes=0, name="train.py", arguments=(), workspace=None, before="", **options):
     """What the check has of a run; 0 processes: without a launcher."""
-    Path(name).write_text(text)
+    if not workspace:
+        Path(name).write_text(text)
     ours = workspace or Workspace(".")
     settings = running.prepare(ours, **options)
     codes = fork(f"{settings.copy}/{name}", arguments, settings.copy, settings.records, processes, IN_COPY + before,
@@ -128,9 +129,12 @@ def check(before, after, processes=2, arguments=(), name="train_ddp.py", **optio
 
 # Of a fork, /proc shows the environment of what it was forked from: a run that kills itself goes by its files.
 KILL = """
+import random, torch
 from pathlib import Path
 from check_conversion import running
 running.processes = lambda records: {int(file.stem) for kind in ("stack", "notes") for file in Path(records).glob(f"*.{kind}")}
+random.seed()
+torch.seed()
 """
 
 

@@ -24,7 +24,7 @@ ONE_RANK = [("if checkpoint:\n", "if checkpoint and rank == 0:\n"), ("model = DD
             ("del checkpoint\n", "epochs_done = [first_epoch]\ndist.broadcast_object_list(epochs_done)\n"
                                  "first_epoch = epochs_done[0]\n")]
 CASES = {  # status, what is said, and the script
-    "with times and a csv": (0, GOES_ON + ".*printed: 3 of 3 lines the same written: 4 of 4 files .*times, and what else", EPOCHS,
+    "with times and a csv": (0, GOES_ON + ".*printed: 3 of 3 lines the same written: 3 of 3 files .*times, and what else", EPOCHS,
                              changed(WAVES, *CSV)),
     "that loads nothing": (1, NOT + " it starts afresh; the killed run has written best.pt, run.pt, and the restarted one has",
                            EPOCHS, changed(WAVES, ("if checkpoint:\n", "if False:\n"))),
@@ -40,13 +40,13 @@ CASES = {  # status, what is said, and the script
             WAVES, ('"epoch": epoch + 1', '"epoch": epoch'))),
     "that begins an epoch anew": (1, FROM_20 + "step 21: other samples", SAMPLES, changed(
         STEPS, ("    sampler.done = done * rank_samples\n", ""))),
-    "that is seeded once": (1, FROM_20 + "step 21: the same samples, but other random numbers, by torch: for dropout", EPOCHS,
+    "that is seeded once": (1, FROM_20 + "step 21: other random numbers, by torch, for dropout", EPOCHS,
                             changed(WAVES, ("    torch.manual_seed(args.seed + epoch * world_size + rank)", "    "))),
     "that begins its csv anew": (1, FROM_20 + "log.csv: written 2 times instead of 4", EPOCHS, changed(
         WAVES, *CSV, ("'log.csv', 'a'", "'log.csv', 'w' if rank == 0 else 'a'"))),
     "that is not seeded": (
         2, "two runs of train_ddp.py differ from step 1 on: other weights, .*; other random numbers, by torch. Begin it with",
-        EPOCHS, changed(WAVES, ("torch.manual_seed(args.seed)\n", ""))),
+        SAMPLES, changed(STEPS, ("torch.manual_seed(args.seed)\n", ""), ("torch.manual_seed(args.seed + step", "int(args.seed + step"))),
     "that saves at its end": (2, "saves nothing before its last step: let it train longer", ("--epochs", 1), WAVES)}
 
 
