@@ -4,8 +4,7 @@ check-conversion "python train.py --epochs 2" \\
     "torchrun --standalone --nproc_per_node=2 train_ddp.py --epochs 2"
 
 The status is 0 if both train, print and save the same, 1 if not, 2 if that
-cannot be judged. Each run has a copy of this folder; nothing in the folder
-itself changes.
+cannot be judged. Each run has a copy of this folder, which itself is not changed.
 """
 import argparse
 import os
@@ -49,21 +48,21 @@ def parse_args():
     parser.add_argument("before", nargs="?", help="the command that trains in one process")
     parser.add_argument("after", nargs="?", help="the command that trains with DDP")
     parser.add_argument("--resume", metavar="COMMAND",
-                        help="instead: does this one go on as it was when it is killed and started again?")
+                        help="instead: does this one resume as if it had not been killed?")
     parser.add_argument("--sync-batchnorm", dest="batchnorm", action="store_const", const="sync", default="",
-                        help="compare BatchNorm as the SyncBatchNorm that it is on GPUs")
+                        help="compare BatchNorm as SyncBatchNorm, as on GPUs")
     parser.add_argument("--rank-batchnorm", dest="batchnorm", action="store_const", const="rank",
-                        help="each rank is to have its own BatchNorm: do not compare it")
+                        help="BatchNorm of each rank's own: do not compare it")
     parser.add_argument("--float32", action="store_true",
-                        help="compare in float32: less sensitive, but faster on GPUs")
+                        help="compare in float32: less sensitive, faster on GPUs")
     parser.add_argument("--link", action="append", default=[], metavar="DIR",
-                        help="a folder that is too large to copy: it is read where it is")
+                        help="a large folder, read where it is instead of copied")
     parser.add_argument("--without", action="append", default=[], metavar="PATTERN",
-                        help="files to leave out of the copies, such as 'checkpoints/*.pt'")
+                        help="files to leave out of the copies: 'checkpoints/*.pt'")
     parser.add_argument("--patience", type=float, default=60, metavar="SECONDS",
-                        help="seconds without any activity until a run counts as hung (default: 60)")
+                        help="without activity, a run counts as hung (default: 60)")
     args = parser.parse_args()
-    if (args.before and args.after and args.resume) or not (args.after or (args.resume and not args.before)):
+    if bool(args.resume) == bool(args.after) or (args.resume and args.before):
         parser.error("give two commands, or --resume and one")
     return args
 

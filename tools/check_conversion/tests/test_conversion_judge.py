@@ -32,21 +32,19 @@ def at(k, ranks=(0, 1), run=2, **new):
     return change
 
 
-def added(k, kind, name, *values):
-    """A record of step k by the original, by the nudged one, and by each rank of the converted one, or None."""
+def noted(kind, *records, step=0):
+    """Name and value of what the original, the nudged one and each rank of the converted one noted in a step, or None."""
     def change(three):
-        for process, value in zip((process for run in three for process in run.ranks), values):
-            if value is not None:
-                process.steps[k - 1].setdefault(kind, []).append((name, value))
+        for process, one in zip((process for run in three for process in run.ranks), records):
+            if one and step:
+                process.steps[step - 1].setdefault(kind, []).append(one)
+            elif one:
+                process.records.append(Record(process.rank, 6, kind, *one))
     return change
 
 
-def noted(kind, *names_and_values):
-    """The same, of no step."""
-    def change(three):
-        for process, one in zip((process for run in three for process in run.ranks), names_and_values):
-            process.records += [Record(process.rank, 12, kind, *one)] if one else []
-    return change
+def end(run=2, **how):
+    return lambda three: vars(three[run]).update(how)
 
 
 def times(factor):
@@ -61,36 +59,20 @@ def rate(value):
     return lambda options: [{**options[0], "lr": value}]
 
 
-def end(run=2, **how):
-    return lambda three: vars(three[run]).update(how)
+def stdout(*texts):
+    """Of the original, of the converted script, and of the nudged run, if that is another."""
+    original, converted, nudged = (*texts, texts[0])[:3]
+    return lambda three: [vars(run).update(stdout=text) for run, text in zip(three, (original, nudged, converted))]
 
 
-def without(kind, name, rank):
+def files(*left):
+    """What they leave too, by names: text, None for what is not read, or what torch.save is given."""
     def change(three):
-        step = three[2].ranks[rank].steps[0]
-        step[kind] = [one for one in step[kind] if one[0] != name]
-    return change
-
-
-def stdout(original, converted, nudged=None):
-    def change(three):
-        for run, text in zip(three, (original, nudged or original, converted)):
-            run.stdout = text
-    return change
-
-
-def files(original, converted, nudged=None):
-    """What each run leaves too, by names: text, None for what is not read, or what torch.save is given."""
-    def change(three):
-        for run, left in zip(three, (original, nudged or original, converted)):
-            for name, content in left.items():
+        for run, found in zip(three, (left[0], (*left, left[0])[2], left[1])):
+            for name, content in found.items():
                 run.files[name] = (File("text", content) if isinstance(content, str)
                                    else File("unread", why="broken") if content is None else with_values(content))
     return change
-
-
-def saved(value, **more):
-    return {"a.pt": {"weight": torch.tensor([float(value)]), **more}}
 
 
 def moments(tiny):
@@ -102,108 +84,93 @@ ERROR = """[rank1]:   File "/home/me/train_ddp.py", line 9, in <module>
 [rank1]:   File "/usr/lib/python3.11/site-packages/torch/nn/functional.py", line 5, in linear
 [rank1]: ValueError: my own
 RuntimeError: what came later"""
-KEYS = Fed([2, 4], sketch=array("d", [9.]))
+KEYS = "memory.keys", Fed([2, 4], sketch=array("d", [9.]))
 OTHERWISE = at(3, gradients=times(1.5), after=times(1.01))  # by the keys of the step before
 NAN = float("nan")
-NOT, SAME, UNKNOWN = "^NOT THE SAME TRAINING ", "^the same training: ", "^cannot be judged: "
+NOT, SAME, UNKNOWN = "^NOT THE SAME TRAINING ", "^the same training: 12 steps with 2 processes", "^cannot be judged: "
 CSV = "epoch,loss\n1,0.50000000\n2,0.25000000\n"
 ROWS = {  # of README's lists: what becomes of the runs, and status and words of the verdict
-    "weights": {
-        "all the same": ([], 0, SAME + r"12 steps with 2 processes, SyncBatchNorm; not compared: autocast weights within \de-1\d "
-                         r"of their norm; rounding alone moves them by \de-1\d printed: 2 of 2 lines the same shown in progress "
-                         r"bars: 2 of 2 bars the same written: 2 of 2 files the same not compared, because the gradient"),
-        "others at first": ([at(1, before=times(1.1))], 1, NOT + "step 1: it begins with different weights.*Load first"),
-        "others than after the step before": ([at(7, before=times(1.1))], 1, NOT + "step 7: the weights differ before the"),
-        "a rank's own in the end": ([at(12, [1], after=times(1.1))], 1, NOT + "step 12: ranks 0 and 1 have different weights"),
-        "NaN in the converted script alone": ([at(7, after=times(NAN))], 1, NOT + "step 7: "),
-        "another step of the optimizer": ([at(2, after=times(1.01))], 1, NOT + "step 2: .*gradients agree, but the optimizer's")},
-    "samples, losses, gradients, random numbers, learning rates and other options": {
-        "no gradients": ([at(1, after=times(1.01), gradients=times(0))], 1, NOT + "step 1: there are no gradients"),
-        "a rank's own rate": ([at(7, [1], options=rate(0.02))], 1, NOT + "step 7: ranks 0 and 1 have different .*: lr 0.02"),
-        "an optimizer that takes no step": ([at(2, optimizer=lambda _: 1)], 1, NOT + "step 2: this step is taken by optimizer 1"),
-        "clipped while scaled": ([added(2, "norm", "", 1., 1., 65536., 65536.), added(2, "scale", "", 65536., 65536.), at(
-            2, gradients=times(0.5), after=times(1.01))], 1, NOT + "step 2: gradients are clipped while they are scaled"),
-        "other numbers in each run of the original": ([added(1, "drew", "torch", (1, True), (2, True))], 2, UNKNOWN + (
-            r"train.py draws different random numbers in each run \(step 1: by torch\)"))},
-    "buffers, and modules that no optimizer holds": {
-        "others": ([added(2, "buffer", "memory.keys", None, None, KEYS, KEYS), OTHERWISE], 1, "keys differs from that of"),
-        "a rank's own": ([added(2, "buffer", "memory.keys", None, None, None, KEYS), OTHERWISE], 1, "differs between ranks 0")},
-    "`autocast`, `GradScaler`, dropout, `model.eval()`": {
-        "off on a rank": ([without("switch", "GradScaler", 1)], 1, "GradScaler is on in .* in train_ddp.py on rank 1"),
-        "on": ([added(1, "switch", "dropout of 0.1", None, None, False, False)], 1, "dropout of 0.1 is off in .* on in"),
-        "on where there is a GPU": ([added(1, "switch", "GradScaler.x", True)], 0, "only where there is a GPU: GradScaler")},
-    "BatchNorm": {
-        "of all ranks": ([], 0, SAME + "12 steps .*, SyncBatchNorm; not compared: autocast weights"),
-        "plain": ([noted("batchnorm", None, None, ["plain"])], 2, UNKNOWN + ".*--sync-batchnorm.*--rank-batchnorm")},
-    "what `ReduceLROnPlateau` is given": {
-        "another figure": ([added(7, "score", "", 1, 1, 2, 2)], 1, NOT + "step 7: .* given 2 instead of 1"),
-        "one on a rank alone": ([added(7, "score", "", 1, 1, 1)], 1, NOT + "step 7: .* stepped 1, 0 times on the ranks"),
-        "with the rate": ([at(7, options=rate(0.1)), noted("score", ["", 1], ["", 1], ["", 2])], 1, "lr 0.1 instead of 0.05"),
-        "in the end": ([lambda three: three[2].ranks[0].tail.put("score", 1)], 1, NOT + "step 12: ReduceLROnPlateau")},
-    "lines on stdout, and those that the script itself writes to stderr, as `logging` does": {
-        "of all ranks": ([stdout("loss 0.5\n" * 2, "loss 0.5\n" * 4)], 1, ".*printed 4 times instead of 2: loss 0.5. See"),
-        "no figures": ([stdout("loss 0.5", "done")], 1, "not printed by train_ddp.py in these words: loss 0.5. See"),
-        "another digit, and no figure": ([stdout("acc 91.4%\nbest: 0.9", "acc 91.3%\nbest: None")], 1, "acc 91.3% .*best: None"),
-        "more words": ([stdout("loss 0.5\nval loss 0.6", "rank 0: loss 0.5 (2 ranks)\nval loss 0.6")], 0, "2 of 2 lines")},
-    "progress bars of `tqdm`": {"another state": ([noted("bar", ["", "9/9"], ["", "9/9"], ["", "8/9"])], 1, (
-        "shown in progress bars differently: train.py: 9/9 train_ddp.py: 8/9"))},
-    "figures for TensorBoard, tensorboardX and W&B": {
-        "of all ranks": ([noted("figure", *[["loss", (1., None)]] * 4)], 1, "logged 2 times instead of 1: loss 1.0"),
-        "another step": ([noted("figure", *(["loss", (1., step)] for step in (1, 1, 2)))], 1, "loss 1.0 for step 2"),
-        "a name that varies": ([noted("figure", *([f"at {k}", (1., None)] for k in range(3)))], 0, "in each run .*: at 0")},
-    "files, as they lie there when the run has ended": {
-        "arrays": ([files({"a.npy": torch.tensor([1., 2.]), "b.npy": torch.tensor([1., 2.]), "c.npy": torch.tensor([1., 2.])},
-                          {"a.npy": torch.tensor([1., 2 + 1e-7]), "b.npy": torch.tensor([1., 3.]), "c.npy": torch.ones(1)})], 1, (
+    "weights": [
+        ([], 0, SAME + r", SyncBatchNorm; not compared: autocast weights within \de-1\d of their norm; rounding alone moves "
+         r"them by \de-1\d printed: 2 of 2 lines the same shown in progress bars: 2 of 2 bars the same written: 2 of 2 files the same"),
+        ([at(1, before=times(1.1))], 1, NOT + "step 1: it begins with different weights.*Load first"),
+        ([at(7, before=times(1.1))], 1, NOT + "step 7: the weights differ before the"),
+        ([at(12, [1], after=times(1.1))], 1, NOT + "step 12: ranks 0 and 1 have different weights"),
+        ([at(7, after=times(NAN))], 1, NOT + "step 7: "),
+        ([at(2, after=times(1.01))], 1, NOT + "step 2: .*gradients agree, but the optimizer's")],
+    "samples, losses, gradients, random numbers, learning rates and other options": [
+        ([at(1, after=times(1.01), gradients=times(0))], 1, NOT + "step 1: there are no gradients"),
+        ([at(7, [1], options=rate(0.02))], 1, NOT + "step 7: ranks 0 and 1 have different .*: lr 0.02"),
+        ([noted("norm", *[("", one) for one in (1., 1., 65536., 65536.)], step=2), noted("scale", *[("", 65536.)] * 4, step=2),
+          at(2, gradients=times(0.5), after=times(1.01))], 1, NOT + "step 2: gradients are clipped while they are scaled"),
+        ([noted("drew", ("torch", (1, True)), ("torch", (2, True)), step=1)], 2, UNKNOWN + (
+            r"train.py draws different random numbers in each run \(step 1: by torch\)"))],
+    "buffers, and modules that no optimizer holds": [
+        ([noted("buffer", None, None, KEYS, KEYS, step=2), OTHERWISE], 1, "keys differs from that of train.py in step 2"),
+        ([noted("buffer", None, None, None, KEYS, step=2), OTHERWISE], 1, "keys differs between ranks 0 and 1 in step 2")],
+    "`autocast`, `GradScaler`, dropout, `model.eval()`": [
+        ([noted("switch", None, None, None, ("dropout of 0.1", False), step=1)], 1, "0.1 is off in train.py and on in .* on rank 1"),
+        ([noted("switch", ("GradScaler.x", True), step=1)], 0, "only where there is a GPU: GradScaler")],
+    "BatchNorm": [
+        ([noted("batchnorm", None, None, ["plain"])], 2, UNKNOWN + ".*with --sync-batchnorm.*with --rank-batchnorm")],
+    "what `ReduceLROnPlateau` is given": [
+        ([noted("score", *[("", one) for one in (1, 1, 2, 2)], step=7)], 1, NOT + "step 7: .* given 2 instead of 1"),
+        ([noted("score", *[("", 1)] * 3, step=7)], 1, NOT + "step 7: .* stepped 1, 0 times on the ranks"),
+        ([at(7, options=rate(0.1)), noted("score", ["", 1], ["", 1], ["", 2])], 1, "lr 0.1 instead of 0.05, .* given 2 instead"),
+        ([lambda three: three[2].ranks[0].tail.put("score", 1)], 1, NOT + "step 12: ReduceLROnPlateau")],
+    "lines on stdout, and those that the script itself writes to stderr, as `logging` does": [
+        ([stdout("loss 0.5\n" * 2, "loss 0.5\n" * 4)], 1, ".*printed 4 times instead of 2: loss 0.5. See"),
+        ([stdout("loss 0.5", "done")], 1, "not printed by train_ddp.py in these words: loss 0.5. See"),
+        ([stdout("acc 91.4%\nbest: 0.9", "acc 91.3%\nbest: None")], 1, "acc 91.3% .*best: None"),
+        ([stdout("loss 0.5\nval loss 0.6", "rank 0: loss 0.5 (2 ranks)\nval loss 0.6")], 0, "2 of 2 lines")],
+    "progress bars of `tqdm`": [
+        ([noted("bar", ["", "9/9"], ["", "9/9"], ["", "8/9"])], 1, "bars differently: train.py: 9/9 train_ddp.py: 8/9")],
+    "figures for TensorBoard, tensorboardX and W&B": [
+        ([noted("figure", *[["loss", (1., None)]] * 4)], 1, "logged 2 times instead of 1: loss 1.0"),
+        ([noted("figure", *(["loss", (1., step)] for step in (1, 1, 2)))], 1, "loss 1.0 for step 2")],
+    "files, as they lie there when the run has ended": [
+        ([files({"a.npy": torch.tensor([1., 2.]), "b.npy": torch.tensor([1., 2.]), "c.npy": torch.tensor([1., 2.])},
+                {"a.npy": torch.tensor([1., 2 + 1e-7]), "b.npy": torch.tensor([1., 3.]), "c.npy": torch.ones(1)})], 1, (
             r"^(?!.*a.npy).*b.npy: a different value is saved.*c.npy: value has the shape \[1\] instead of \[2\]")),
-        "text": ([files({"a.csv": CSV, "b.csv": CSV}, {"a.csv": CSV.replace("0.50", "0.51")})], 1, (
-            "a.csv: written differently: train.py: 1, 0.5.*not written by .*: b.csv")),
-        "another name, other words, and another kind": ([files(
-            {"best_0.75.md": "a", "a.json": '{"hits": 5}', "b.csv": CSV},
-            {"best_0.48.md": "a", "a.json": '{"all": 9}', "b.txt": CSV})], 1, (
-                "named differently.*best_0.48.*a.json: not written by train_ddp.py in these.*not written by .*: b.csv")),
-        "of all ranks": ([noted("wrote", None, None, ["log.csv"], ["log.csv"])], 1, "log.csv is written by ranks 0 and 1"),
-        "a tensor that varies": ([files(*map(saved, (1, 9, 2)))], 0, "in each run of train.py: a.pt: weight"),
-        "what large numbers or NaN would hide, and ids": ([files(
-            {"a.pt": torch.tensor([1e6, NAN, 0.02]), "b.pt": torch.tensor([10**8, 1])},
-            {"a.pt": torch.tensor([1e6, NAN, 0.20]), "b.pt": torch.tensor([10**8, 2])})], 1, (
-                "a.pt: a different value is saved.*b.pt: a different value is saved")),
-        "noise in an optimizer's state": ([files(*map(moments, (1e-16, -1e-16, 3e-16)))], 0, "3 of 3 files the same"),
-        "a moment": ([files(*map(moments, (0.5, 0.6)))], 1, "a.pt: a different optimizer.state.1.momentum_buffer is saved"),
-        "a plain value that is missing": ([files(saved(1, device="cpu"), saved(1))], 0, "a.pt: not saved by .*: device"),
-        "names that begin with module., a string and a switch": ([files(
-            {"a.pt": {"model": {"bias": torch.ones(1)}}, "b.pt": {"best": "resnet"}, "c.pt": {"converged": True}},
-            {"a.pt": {"model": {"module.bias": torch.ones(1)}}, "b.pt": {"best": "vgg"}, "c.pt": {"converged": False}})], 1, (
-                "a.pt: the saved names begin with `module.`.*b.pt: not saved .*: best: resnet.*c.pt: .*converged: True")),
-        "gone in the end": ([lambda three: three[2].files.pop("model.pt")], 1, "not written by train_ddp.py: model.pt")},
-    "how the run ends": {
-        "a hang": ([end(waits=["rank 0 waits at train_ddp.py:17"])], 1, NOT + "it hangs: rank 0 waits at train_ddp.py:17"),
-        "two trainings": ([lambda three: three[2].processes.append(three[2].processes[0])], 2, UNKNOWN + "several processes of"),
-        "an error after a fault": ([at(5, options=rate(0.1)), end(stderr=ERROR, status=1)], 1, NOT + (
+        ([files({"a.csv": CSV, "b.csv": CSV, "1.5.md": "a"}, {"a.csv": CSV.replace("0.50", "0.51"), "1.4.md": "a"})], 1, (
+            "a.csv: written differently: train.py: 1, 0.5.*not written by .*: b.csv.* named differently")),
+        ([noted("wrote", None, None, ["log.csv"], ["log.csv"])], 1, "log.csv is written by ranks 0 and 1"),
+        ([files({"a.pt": torch.tensor([1e6, NAN, 0.02]), "b.pt": torch.tensor([10**8, 1])},
+                {"a.pt": torch.tensor([1e6, NAN, 0.20]), "b.pt": torch.tensor([10**8, 2])})], 1, (
+                    "a.pt: a different value is saved.*b.pt: a different value is saved")),
+        ([files(*map(moments, (1e-16, -1e-16, 3e-16)))], 0, "3 of 3 files the same"),
+        ([files(*map(moments, (0.5, 0.6)))], 1, "a.pt: a different optimizer.state.1.momentum_buffer is saved"),
+        ([files({"a.pt": {"lr": 1, "device": "cpu"}}, {"a.pt": {"lr": 1}})], 0, "a.pt: not saved by train_ddp.py: device"),
+        ([files({"a.pt": {"model": {"bias": torch.ones(1)}}, "b.pt": {"best": "resnet"}, "c.pt": {"converged": True}},
+                {"a.pt": {"model": {"module.bias": torch.ones(1)}}, "b.pt": {"best": "vgg"}, "c.pt": {"converged": False}})], 1, (
+                    "a.pt: the saved names begin with `module.`.*b.pt: not saved .*: best: resnet.*c.pt: .*converged: True")),
+        ([lambda three: three[2].files.pop("model.pt")], 1, "not written by train_ddp.py: model.pt")],
+    "how the run ends": [
+        ([end(waits=["rank 0 waits at train_ddp.py:17"])], 1, NOT + "it hangs: rank 0 waits at train_ddp.py:17"),
+        ([at(5, options=rate(0.1)), end(stderr=ERROR, status=1)], 1, NOT + (
             "step 5: different optimizer options: lr 0.1 .* 12, 12 steps: rank1 at train_ddp.py:9: ValueError: my own. See")),
-        "an error in the original": ([end(0, stderr=ERROR, status=1)], 2, UNKNOWN + r"train.py fails under the check \(rank1 at"),
-        "an error in float64": ([end(stderr=ERROR.replace("my own", "expected dtype Float"), status=1)], 2, "with --float32"),
-        "a rank that does not train": ([end(started={0, 1, 2})], 1, NOT + "rank 2 did not train: 3 processes were started"),
-        "a process left behind": ([end(outlived=[4711])], 1, NOT + "it leaves processes behind. See \"The end of a run"),
-        "a file refused": ([noted("refused", None, None, ["/a"])], 2, UNKNOWN + "train_ddp.py tried to write /a,"),
-        "an original that resumes": ([end(0, processes=[Process(1, [Record(0, 0, "read", "run.pt")])])], 2, UNKNOWN + (
-            "train.py takes no optimizer step; it reads run.pt: .* 'run.pt'"))},
-    "dropout (set to 0), autocast (turned off), with `--rank-batchnorm` BatchNorm (frozen)": {
-        "in the first line": ([noted("batchnorm", None, None, ["frozen"])], 0, SAME + ".*; not compared: BatchNorm, autocast")},
-    "what differs in each run of the original (times, addresses)": {
-        "a figure beside a time, and a count": ([stdout(
-            "12:30:01 loss 0.5\n[96/240]", "12:30:07 loss 0.9\n[48/240]", "00:31:01 loss 0.5\n[96/240]")], 1, (
-                r"train_ddp.py: 12:30:07 loss 0.9 .*train_ddp.py: \[48/240\]")),
-        "a line": ([stdout("loss 0.5\nspike 3", "loss 0.5", "loss 0.5")], 0, "1 of 2 lines the same .*each run of .*: spike 3")},
-    "images and files of other kinds": {"a picture": ([files({"a.png": None}, {"a.png": None})], 0, "not read: a.png")},
-    "parameters whose gradient is nothing but rounding": {
-        "a bias before BatchNorm": ([], 0, "not compared, because the gradient is nothing but rounding: 0.bias")},
-    "all steps from which on rounding decides, or weights are no longer finite": {
-        "weights": ([at(k, [0], 1, after=times(1.1)) for k in range(4, 13)], 2, UNKNOWN + (
-            "the same up to step 3 of 12; from there on rounding alone moves the")),
-        "gradients": ([at(3, [0], 1, gradients=turned), at(3, gradients=turned, after=times(1.01))], 2, UNKNOWN + (
+        ([end(0, stderr=ERROR, status=1)], 2, UNKNOWN + r"train.py fails under the check \(rank1 at train_ddp.py:9: ValueError"),
+        ([end(stderr=ERROR.replace("my own", "expected dtype Float"), status=1)], 2, "with --float32"),
+        ([end(started={0, 1, 2})], 1, NOT + "rank 2 did not train: 3 processes were started"),
+        ([end(outlived=[4711])], 1, NOT + "it leaves processes behind. See \"The end of a run"),
+        ([noted("refused", None, None, ["/a"])], 2, UNKNOWN + "train_ddp.py tried to write /a,"),
+        ([end(0, processes=[Process(1, [Record(0, 0, "read", "run.pt")])])], 2, UNKNOWN + (
+            "train.py takes no optimizer step; it reads run.pt: .* 'run.pt'"))],
+    "dropout (set to 0), autocast (turned off), with `--rank-batchnorm` BatchNorm (frozen)": [
+        ([noted("batchnorm", None, None, ["frozen"])], 0, SAME + ".*; not compared: BatchNorm, autocast")],
+    "what differs in each run of the original (times, addresses)": [
+        ([stdout("12:30:01 loss 0.5\n[96/240]", "12:30:07 loss 0.9\n[48/240]", "00:31:01 loss 0.5\n[96/240]")], 1, (
+            r"train_ddp.py: 12:30:07 loss 0.9 .*train_ddp.py: \[48/240\]")),
+        ([stdout("loss 0.5\nspike 3", "loss 0.5", "loss 0.5")], 0, "1 of 2 lines the same .*each run of .*: spike 3"),
+        ([files(*({"a.pt": {"weight": torch.tensor([one])}} for one in (1., 2., 9.)))], 0, "in each run of .*: a.pt: weight")],
+    "images and files of other kinds": [([files({"a.png": None}, {"a.png": None})], 0, r"not read: a.png \(broken\)")],
+    "parameters whose gradient is nothing but rounding": [([], 0, "because the gradient is nothing but rounding: 0.bias")],
+    "all steps from which on rounding decides, or weights are no longer finite": [
+        ([at(k, [0], 1, after=times(1.1)) for k in range(4, 13)], 2, UNKNOWN + "the same up to step 3 of 12; from there on round"),
+        ([at(3, [0], 1, gradients=turned), at(3, gradients=turned, after=times(1.01))], 2, UNKNOWN + (
             "step 3: from here on rounding alone moves the gradients of train.py as far, most in 0.weight")),
-        "NaN": ([at(1, [0], 0, after=times(NAN)), at(1, after=times(NAN))], 2, UNKNOWN + "step 1: the weights of both scripts")},
-    "what packages write to stderr": {"other lines": ([end(stderr="loss 0.7")], 0, "^(?!.*0.7)" + SAME[1:])}}
+        ([at(1, [0], 0, after=times(NAN)), at(1, after=times(NAN))], 2, UNKNOWN + "step 1: the weights of both scripts")],
+    "what packages write to stderr": [([end(stderr="loss 0.7")], 0, "^(?!.*0.7)" + SAME[1:])]}
 
 
 def test_each_row_of_readmes_lists_is_held():
@@ -212,8 +179,8 @@ def test_each_row_of_readmes_lists_is_held():
     assert [row for row in rows if row not in ("compared", "not compared", "---")] == [*ROWS]
 
 
-@pytest.mark.parametrize("changes, status, says", [one for row in ROWS.values() for one in row.values()], ids=[
-    f"{row}: {name}" for row, them in ROWS.items() for name in them])
+@pytest.mark.parametrize("changes, status, says", [pytest.param(*one, id=f"{row} {k}") for row, them in ROWS.items()
+                                                   for k, one in enumerate(them)])
 def test_the_verdict_follows_from_what_was_noted(changes, status, says):
     three = copy.deepcopy(recorded())
     for change in changes:
