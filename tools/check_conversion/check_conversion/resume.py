@@ -1,6 +1,6 @@
-"""Is a run that was killed and started again the run that nobody stopped? It is run whole; killed, by kill -9, at the step
-behind a checkpoint; and started again in the folder that it left. Nothing is switched off or reseeded, so the three have
-the same bits, and the first difference is the cause."""
+"""Is a run that was killed and started again the run that nobody stopped? The command is run whole; in another copy of
+the folder until it is killed, at the step after a checkpoint; and once more in that copy. Nothing is switched off or
+seeded, so all three have the same bits, and the first difference is the cause."""
 import re
 import sys
 from dataclasses import replace
@@ -10,7 +10,7 @@ from check_conversion import outputs, training
 from check_conversion.causes import Cause, other_optimizer, other_options, of_the_optimizer
 from check_conversion.files import Tensor
 from check_conversion.judge import check_start, resumed
-from check_conversion.outputs import TABLES, Comparison, Item, Part, items_of_text
+from check_conversion.outputs import TABLES, TOKEN, Comparison, Item, Part, items_of_text
 from check_conversion.records import KINDS
 from check_conversion.running import own_error, prepare, run
 from check_conversion.samples import Losses, Relation
@@ -21,9 +21,10 @@ from check_conversion.verdict import CannotSay, Heading, Verdict, few
 NAMES = "the unbroken run", "the restarted one"
 SHOWN = 3  # faults
 DRIFT = KINDS["figure"].floor / 5  # how far figures may part: they are the same
-# What a line or a value is called that may be a time, where there is no second one to tell.
-NAMES_A_TIME = re.compile(r"time|elapsed|duration|second|minute|hour|speed|throughput|\btook\b|\beta\b|/s\b|\d\s?m?s\b|\d:\d\d",
-                          re.IGNORECASE)
+# A figure is a time by its form, or by the words before or after it: also where the killed run has no second one.
+CLOCK = re.compile(r"\d:\d|\d{4}-\d\d|\d(ms|s)$")
+BEFORE = re.compile(r"(?i)(?<![a-z])(time|elapsed|duration|seconds|speed|took)(?![a-z])\w*\W{0,3}$")
+AFTER = re.compile(r"(?i) ?(m?s|secs?|seconds?|min|minutes?|hours?|\w*/s)\b")
 TIME = Part("a time", [])  # in the place of a figure that is not compared
 
 
@@ -57,12 +58,11 @@ def check_whole(whole):
 
 
 def where_to_kill(whole):
-    """The rank that saves, and the step behind the middle one of its checkpoints, of those that leave all its files there."""
+    """The rank that saves, and the step after its middle checkpoint; not before each file that it saves is there."""
     for process in whole.ranks:
-        saved, first = {record.step for record in process.of("saved")}, {}
-        wrote = [record for record in process.of("wrote") if record.step in saved and 0 < record.step < len(process.steps)]
-        for record in wrote:
-            first.setdefault(re.sub(r"\d+", "", record.name), record.step)
+        saved = {record.step for record in process.of("saved")} & {*range(1, len(process.steps))}
+        wrote = [record for record in process.of("wrote") if record.step in saved]
+        first = {re.sub(r"\d+", "", record.name): record.step for record in reversed(wrote)}
         if wrote:
             moments = sorted({record.step for record in wrote if record.step >= max(first.values())})
             return process.rank, moments[(len(moments) - 1) // 2] + 1
@@ -76,8 +76,8 @@ def check_killed(whole, killed, step):
         raise CannotSay(f"{whole.name} hangs in its second run: {' '.join(killed.waits)}")
     if fault := first_difference(whole, killed):
         raise CannotSay(f"two runs of {whole.name} differ from step {fault.step} on: {fault.text}. Begin it with "
-                        "torch.manual_seed(0), random.seed(0) and numpy.random.seed(0); where GPUs round otherwise each time, "
-                        "CUDA_VISIBLE_DEVICES= lets the check run on CPUs")
+                        "torch.manual_seed(0), random.seed(0) and numpy.random.seed(0); where GPUs round differently "
+                        "each time, CUDA_VISIBLE_DEVICES= lets the check run on CPUs")
     if max((len(process.steps) for process in killed.ranks), default=0) < step:
         raise CannotSay(f"{whole.name} ends before step {step} in its second run: {own_error(killed.stderr)}")
 
@@ -143,42 +143,45 @@ def first_difference(whole, other, step=0):
 
 
 def begins_like(whole, restarted):
-    """After how many steps the unbroken run had the weights with which a restarted process begins, and those that it had
-    not. Of several steps: that from which on as many are left as are taken."""
-    first, found = restarted.steps[0], []
-    names, eps = restarted.parameters(0).names, restarted.parameters(0).eps
+    """After how many steps the unbroken run had the weights with which a restarted process begins, and which of them
+    it had not. Of several steps: that from which on as many are left as are taken."""
+    first, parameters, found = restarted.steps[0], restarted.parameters(0), []
     for k, step in enumerate(whole.steps):
         if step.last("optimizer") == first.last("optimizer"):
-            pairs = zip(names, of_tensors(step.last("before")), of_tensors(first.last("before")))
-            others = [name for name, a, b in pairs if distance(a, b) > 4 * eps * norm(a)]
+            pairs = zip(parameters.names, *(of_tensors(one.last("before")) for one in (step, first)))
+            others = [name for name, a, b in pairs if distance(a, b) > 4 * parameters.eps * norm(a)]
             found.append((len(others), abs(len(whole.steps) - k - len(restarted.steps)), k, others))
     _, _, k, others = min(found)
     return k, others
 
 
-def how_it_goes_on(whole, killed, restarted, step):
-    """The step that it goes on from, and what is no longer as it was."""
-    pairs = by_rank(whole, restarted)
-    if not pairs:
-        return None, not restarted.status and f"it takes no step, the unbroken run {len(whole.ranks[0].steps) - step + 1} more"
-    begins = {process.rank: begins_like(process, ours) for process, ours in pairs}
-    (k, others), taken = begins[min(begins)], {len(ours.steps) for _, ours in pairs}
-    left = len(whole.ranks[0].steps) - k
-    if len({one for one, _ in begins.values()}) > 1:
-        return None, "the ranks begin with different weights: " + ", ".join(
-            f"rank {rank} with those of step {one}" for rank, (one, _) in begins.items())
-    if k == 0 and not others:
-        wrote = [name for name in killed.names("wrote") if name in killed.files]
-        return 0, (f"it starts afresh; the killed run has written {few(wrote)}, and the restarted one has read "
-                   f"{few(restarted.names('read')) or 'no file by torch.load'}")
+def wrong_beginning(begins, whole, killed, restarted):
+    """By rank: the step, and weights that are others."""
+    k, others = begins[0]
+    left, taken = len(whole.ranks[0].steps) - k, sorted({len(process.steps) for process in restarted.ranks})
+    if len({one for one, _ in begins}) > 1:
+        return "the ranks begin with different weights: " + ", ".join(
+            f"rank {rank} with those of step {one}" for rank, (one, _) in enumerate(begins))
+    if len(others) == len(restarted.ranks[0].parameters(0).names):
+        return "it begins with weights that the unbroken run has at no step"
     if others:
-        return k, ("it begins with weights that the unbroken run has at no step" if len(others) == len(
-            restarted.ranks[0].parameters(0).names) else f"it begins with the weights of step {k}, but not in {few(others)}")
-    if not restarted.status and taken != {left}:
-        return k, (f"it begins with the weights of step {k} and takes {' or '.join(map(str, sorted(taken)))} more steps, "
-                   f"the unbroken run {left}")
-    fault = first_difference(whole, restarted, k)
-    return k, fault and f"step {fault.step}: {fault.text}"
+        return f"it begins with the weights of step {k}, but not in {few(others)}"
+    if not k:
+        wrote = few(name for name in killed.names("wrote") if name in killed.files)
+        read = few(restarted.names("read")) or "no file by torch.load"
+        return f"it starts afresh; the killed run has written {wrote}, and the restarted one has read {read}"
+    if taken != [left] and not (restarted.status or restarted.waits):
+        return (f"it begins with the weights of step {k} and takes {' or '.join(map(str, taken))} more steps, the "
+                f"unbroken run {left}")
+    return ""
+
+
+def how_it_ended(run):
+    if run.waits:
+        return "\n  ".join(["it hangs:", *run.waits])
+    if run.status:
+        return f"it fails: {own_error(run.stderr)}"
+    return "" if run.ranks else "it takes no step"
 
 
 # Printed lines and files.
@@ -194,30 +197,40 @@ def lines_of(run):
 
 
 def compare_lines(texts, found, from_the_start=False):
-    """The lines that came after the kill, and of each wording as many before as the restarted run has; or all lines. What
-    differs between the unbroken run and the killed one is a time."""
+    """The lines that came after the kill, and of each wording as many before as the restarted run has; or all lines.
+    Times are not compared."""
     whole, killed, restarted = map(items_of_text, texts)
     expected, again = {}, {}
     for words, items in whole.items():
         seen, ours = killed.get(words, []), restarted.get(words, [])
-        times = {place for one, other in zip(items, seen) for place, (a, b) in enumerate(zip(one.parts, other.parts)) if a != b}
         count = len(items) if from_the_start else min(len(items), max(len(ours), len(items) - len(seen)))
         if count:
             expected[words] = items[-count:]
-            again[words] = [Item(one.shown, [TIME if place in times or (not seen and NAMES_A_TIME.search(one.shown)) else part
-                                             for place, part in enumerate(one.parts)]) for one in items[-count:]]
+            again[words] = [without_times(item, [*zip(items, seen)]) for item in items[-count:]]
     found.compare(expected, again, restarted)
 
 
-def compare_printed(runs):
-    found = Comparison("printed", NAMES, DRIFT)
-    whole, killed, restarted = map(lines_of, runs)
-    for rank in whole:
-        compare_lines([whole[rank], killed.get(rank, ""), restarted.get(rank, "")], found)
-    return close(found)
+def without_times(item, pairs):
+    """And without what differs between items of the unbroken run and of the killed one."""
+    times = times_in(item.shown)
+    for one, other in pairs:
+        times |= {place for place, part in enumerate(one.parts) if part != other.parts[place]}
+    return Item(item.shown, [TIME if place in times else part for place, part in enumerate(item.parts)])
 
 
-def close(found):
+def times_in(line):
+    return {place for place, token in enumerate(TOKEN.finditer(line)) if CLOCK.search(token[0])
+            or BEFORE.search(line[:token.start()]) or AFTER.match(line[token.end():])}
+
+
+def compare_printed(*runs):
+    found, lines = Comparison("printed", NAMES, DRIFT), [*map(lines_of, runs)]
+    for rank in lines[0]:
+        compare_lines([of_run.get(rank, "") for of_run in lines], found)
+    return say_lines(found)
+
+
+def say_lines(found):
     found.say_parted()
     if found.missing:
         found.fault(f"not {found.what} by {NAMES[1]}: {few(found.missing)}", None)
@@ -231,20 +244,19 @@ def compare_file(name, file, killed, restarted):
     elif file.kind == "unread":
         found.remarks.append(f"{name} is not compared: {file.why}")
     elif file.kind == "values":
-        again = {key: "a time" if not isinstance(value, Tensor) and NAMES_A_TIME.search(f"{key} {value}") else value
+        again = {key: "a time" if not isinstance(value, Tensor) and times_in(f"{key}: {value}") else value
                  for key, value in file.values.items()}
         outputs.compare_values([file.values, again, restarted.values], found)
     else:
         separate = ", " if Path(name).suffix in TABLES else ","
         texts = [one.text.replace(",", separate) if one else "" for one in (file, killed, restarted)]
         compare_lines(texts, found, from_the_start=True)
-        close(found)
+        say_lines(found)
     return found
 
 
-def compare_files(runs, step):
+def compare_files(whole, killed, restarted, step):
     found = Comparison("written", NAMES, DRIFT, noun="file")
-    whole, killed, restarted = runs
     later = {record.name for process in whole.processes for record in process.of("wrote") if record.step >= step}
     for name, file in whole.files.items():
         if name in later or name in killed.files:
@@ -260,20 +272,22 @@ def compare_files(runs, step):
 # The verdict.
 
 def judge(whole, killed, restarted, step):
-    k, fault = how_it_goes_on(whole, killed, restarted, step)
-    faults, parts, runs = [fault] * bool(fault), [], (whole, killed, restarted)
-    if restarted.waits:
-        faults.append("\n  ".join(["it hangs:", *restarted.waits]))
-    elif restarted.status:
-        faults.append(f"it fails: {own_error(restarted.stderr)}")
+    begins = [begins_like(*pair) for pair in by_rank(whole, restarted)]
+    faults, parts, where = [], [], f"killed at step {step} of {len(whole.ranks[0].steps)}"
+    if begins and (fault := wrong_beginning(begins, whole, killed, restarted)):
+        faults.append(fault)
+    elif begins:
+        where += f", resumed from step {begins[0][0]}"
+        if fault := first_difference(whole, restarted, begins[0][0]):
+            faults.append(f"step {fault.step}: {fault.text}")
+    faults += filter(None, [how_it_ended(restarted)])
     if not faults:
-        parts = [compare_printed(runs), compare_files(runs, step)]
+        parts = [compare_printed(whole, killed, restarted), compare_files(whole, killed, restarted, step)]
         faults = [fault.text.rstrip() for part in parts for fault in part.faults]
-    where = f"killed at step {step} of {len(whole.ranks[0].steps)}" + f", resumed from step {k}" * bool(k)
     first = "NOT THE SAME RUN" if faults else "a killed run goes on as if it had never stopped"
-    varying = [name for part in parts for name in part.varying]
+    varying = few([name for part in parts for name in part.varying], 1)
     return Verdict(int(bool(faults)), [
         f"{first}: {where}", *faults[:SHOWN], *[f"and {len(faults) - SHOWN} more faults"] * (len(faults) > SHOWN),
         *(f"{part.what}: {part.count} the same" for part in parts if part.count),
-        *[f"times, and what else differs in each run, are not compared: {few(varying, 1)}"] * bool(varying),
+        *[f"times, and what else differs in each run, are not compared: {varying}"] * bool(varying),
         *(remark for part in parts for remark in part.remarks)])

@@ -10,7 +10,6 @@ from launch import ROOT
 from runs import TOOL, changed, check_resuming
 
 WAVES, STEPS = ((ROOT / f"examples/{name}_ddp.py").read_text() for name in ("waves", "steps"))
-GOES_ON = "^a killed run goes on as if it had never stopped: killed at step 21 of 40, resumed from step 20 "
 NOT = "^NOT THE SAME RUN: killed at step 21 of 40"
 FROM_20 = NOT + ", resumed from step 20 "
 EPOCHS, SAMPLES = ("--epochs", 4, "--batch-size", 204), ("--max-steps", 40)  # ten steps from save to save
@@ -24,8 +23,6 @@ ONE_RANK = [("if checkpoint:\n", "if checkpoint and rank == 0:\n"), ("model = DD
             ("del checkpoint\n", "epochs_done = [first_epoch]\ndist.broadcast_object_list(epochs_done)\n"
                                  "first_epoch = epochs_done[0]\n")]
 CASES = {  # status, what is said, and the script
-    "with times and a csv": (0, GOES_ON + ".*printed: 3 of 3 lines the same written: 3 of 3 files .*times, and what else", EPOCHS,
-                             changed(WAVES, *CSV)),
     "that loads nothing": (1, NOT + " it starts afresh; the killed run has written best.pt, run.pt, and the restarted one has",
                            EPOCHS, changed(WAVES, ("if checkpoint:\n", "if False:\n"))),
     "whose ranks do not all load": (
@@ -33,13 +30,9 @@ CASES = {  # status, what is said, and the script
         changed(WAVES, *ONE_RANK)),
     "without Adam's moments": (1, FROM_20 + "step 21: the gradients agree, the optimizer's step does not", SAMPLES, changed(
         STEPS, ('(checkpoint["optimizer"])', '({**checkpoint["optimizer"], "state": {}})'))),
-    "without its schedule": (1, FROM_20 + "step 22: lr 0.004875 instead of 0.00475", SAMPLES, changed(
-        STEPS, ('    schedule.load_state_dict(checkpoint["schedule"])\n', ""))),
     "that repeats an epoch": (
-        1, FROM_20 + "it begins with the weights of step 20 and takes 30 more steps, the unbroken run 20", EPOCHS, changed(
+        1, NOT + " it begins with the weights of step 20 and takes 30 more steps, the unbroken run 20", EPOCHS, changed(
             WAVES, ('"epoch": epoch + 1', '"epoch": epoch'))),
-    "that begins an epoch anew": (1, FROM_20 + "step 21: other samples", SAMPLES, changed(
-        STEPS, ("    sampler.done = done * rank_samples\n", ""))),
     "that is seeded once": (1, FROM_20 + "step 21: other random numbers, by torch, for dropout", EPOCHS,
                             changed(WAVES, ("    torch.manual_seed(args.seed + epoch * world_size + rank)", "    "))),
     "that begins its csv anew": (1, FROM_20 + "log.csv: written 2 times instead of 4", EPOCHS, changed(
@@ -58,9 +51,13 @@ def test_a_run_that_is_killed_and_started_again_is_judged_by_the_run_that_nobody
 
 
 def test_the_command_kills_what_a_launcher_would_start_again():
-    Path("train_ddp.py").write_text(WAVES)
+    """Printed times and a csv are compared too."""
+    Path("train_ddp.py").write_text(changed(WAVES, *CSV))
     command = "torchrun --standalone --max-restarts=1 --nproc_per_node=2 train_ddp.py --epochs 4 --batch-size 204"
     found = subprocess.run([sys.executable, TOOL, "--resume", command], capture_output=True, text=True, timeout=300,
                            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
-    assert found.returncode == 0 and re.match(GOES_ON.strip(), found.stdout), found
+    assert found.returncode == 0 and re.match(
+        "a killed run goes on as if it had never stopped: killed at step 21 of 40, resumed from step 20\n"
+        "printed: 3 of 3 lines the same\nwritten: 3 of 3 files the same\n"
+        r"times, and what else differs in each run, are not compared: \d+\.\d\d s \| loss", found.stdout), found
     assert os.listdir() == ["train_ddp.py"]

@@ -41,7 +41,6 @@ def install():
     after(torch, "save", note_saved)
     after(DataLoader, "__iter__", lambda *_: steps.disregard_draws())  # of its workers' seed, if it has any
     figures.CHANGES["safetensors.torch"] = change_safetensors
-    # DDP puts its buckets into another order after the first step; a restarted run does so later, and its sums would differ
-    # by rounding.
+    # DDP forms its buckets anew after the first step: a restarted run would do so later, and round its sums otherwise.
     dist.Reducer._rebuild_buckets = lambda *_: False
     register_optimizer_step_post_hook(kill_at_step)  # after steps.py has counted the step
