@@ -487,9 +487,9 @@ CAUSES = [
 ]
 
 
-def first_cause(e, causes=None):
+def first_cause(e):
     """The first row that holds, and its sentence, or nothing."""
-    for cause in causes or CAUSES:
+    for cause in CAUSES:
         if (cause.always or e.parted) and (found := cause.holds(e)):
             return cause, cause.sentence.format(e=e, found=found)
     return None, ""

@@ -3,10 +3,9 @@ the folder until it is killed, at the step after a checkpoint; and once more in 
 seeded, so all three have the same bits, and the first difference is the cause."""
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-from check_conversion import outputs, training
+from check_conversion import outputs
 from check_conversion.causes import Cause, other_optimizer, other_options, of_the_optimizer
 from check_conversion.files import Tensor
 from check_conversion.judge import check_start, resumed
@@ -74,8 +73,8 @@ def where_to_kill(whole):
 def check_killed(whole, killed, step):
     if killed.waits:
         raise CannotSay(f"{whole.name} hangs in its second run: {' '.join(killed.waits)}")
-    if fault := first_difference(whole, killed):
-        raise CannotSay(f"two runs of {whole.name} differ from step {fault.step} on: {fault.text}. Begin it with "
+    if found := first_difference(whole, killed):
+        raise CannotSay(f"two runs of {whole.name} differ from step {found[0]} on: {found[1]}. Begin it with "
                         "torch.manual_seed(0), random.seed(0) and numpy.random.seed(0); where GPUs round differently "
                         "each time, CUDA_VISIBLE_DEVICES= lets the check run on CPUs")
     if max((len(process.steps) for process in killed.ranks), default=0) < step:
@@ -133,13 +132,17 @@ def by_rank(whole, other):
 
 
 def first_difference(whole, other, step=0):
-    """Between both runs from this step on: a Fault, or None."""
+    """Between both runs from this step on: which step, and the cause; or None. All ranks are asked for each cause."""
     pairs = [Pair(NAMES, process.since(step), None, [ours]) for process, ours in by_rank(whole, other)]
-    faults = [training.compare(pair, whole=False, causes=CAUSES).fault for pair in pairs]
-    first = min(filter(None, faults), key=lambda fault: fault.step, default=None)
-    ranks = [str(rank) for rank, fault in enumerate(faults) if fault == first]
-    where = f" (on rank {few(ranks)})" * (len(ranks) < len(faults))
-    return first and replace(first, step=step + first.step, text=first.text + where)
+    for k in range(1, min((len(one.steps) for pair in pairs for one in (pair, pair.ranks[0])), default=0) + 1):
+        ranks = [pair.evidence(k) for pair in pairs]
+        for cause in CAUSES:
+            found = {rank: cause.sentence.format(e=e, found=holds) for rank, e in enumerate(ranks)
+                     if (cause.always or e.parted) and (holds := cause.holds(e))}
+            if found:
+                where = f" (on rank {few(map(str, found))})" * (len(found) < len(ranks))
+                return step + k, next(iter(found.values())) + where
+    return None
 
 
 def begins_like(whole, restarted):
@@ -278,8 +281,8 @@ def judge(whole, killed, restarted, step):
         faults.append(fault)
     elif begins:
         where += f", resumed from step {begins[0][0]}"
-        if fault := first_difference(whole, restarted, begins[0][0]):
-            faults.append(f"step {fault.step}: {fault.text}")
+        if found := first_difference(whole, restarted, begins[0][0]):
+            faults.append(f"step {found[0]}: {found[1]}")
     faults += filter(None, [how_it_ended(restarted)])
     if not faults:
         parts = [compare_printed(whole, killed, restarted), compare_files(whole, killed, restarted, step)]

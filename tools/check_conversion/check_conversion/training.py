@@ -221,12 +221,12 @@ class Training:
         self.rounding = max(self.rounding, e.weights.parted / size)
 
 
-def compare(pair, whole=True, causes=None):
+def compare(pair, whole=True):
     """All steps that both have, until one of them goes otherwise; whole: both runs came to their ends."""
     agree, earlier = Training(), None
     for k in range(1, min(len(process.steps) for process in (pair.original, pair.nudged, *pair.ranks)) + 1):
         e = pair.evidence(k)
-        cause, sentence = first_cause(e, causes)
+        cause, sentence = first_cause(e)
         if cause and earlier and not e.gradients_differ and not cause.always:
             k, cause, sentence = earlier  # gradients that differed before, and moved no weight yet
         if not cause and not all(map(math.isfinite, e.one.last("after"))):
@@ -239,7 +239,7 @@ def compare(pair, whole=True, causes=None):
             return agree
         if e.gradients_differ and not earlier:
             e.parted = True  # what explains that
-            earlier = k, *first_cause(e, causes)
+            earlier = k, *first_cause(e)
         agree.follow(e)
     agree.hidden = min((one.hidden_since for one in pair.weights.values() if one.hidden_since), default=0)
     if whole:

@@ -28,7 +28,7 @@ def change_safetensors(module):
 
 def kill_at_step(*_):
     """Within the step of the rank that saves: what it saved before is whole, and no rank writes anything more."""
-    if process.steps != settings.killed_at:
+    if process.steps != settings.killed_at or not process.steps:  # 0: a first step that only makes an optimizer's state
         return
     sys.stdout.flush()
     if process.rank != settings.killer:
