@@ -1,8 +1,10 @@
 """What is saved can be continued by any script, as it was; what is not of them is refused and left as it was."""
 from pathlib import Path
 
+import pytest
 import torch
-from launch import EXACT, LITTLE_DATA, RECIPES, SCRIPTS, SMALL, TWO_RATES, after, figures, load, train, with_optimizer
+from launch import EXACT, LITTLE_DATA, RECIPES, ROOT, SCRIPTS, SMALL, TWO_RATES, after, figures, load, train, with_optimizer
+from runs import check_resuming
 
 
 def leg(script, epochs, *options):
@@ -26,6 +28,15 @@ def test_each_script_and_fsdp_go_on_where_another_stopped_with_the_rates_of_the_
     done = leg("dp.py", 3, "--checkpoint", "relay.pt")
     assert "relay.pt: 8 of 3 epochs are done; to start afresh, delete it or change" in done
     assert Path("relay.pt").read_bytes() == before and not list(Path().glob("*.tmp"))
+
+
+@pytest.mark.parametrize("script", ["single_gpu.py", "multigpu_torchrun.py", "recipes/accumulate.py", "recipes/large.py", "recipes/loop.py"])
+def test_a_killed_run_goes_on_as_if_it_had_never_stopped(script):
+    """With dropout and BatchNorm."""
+    options = 4, 1, *SMALL, "--model", "mobilenet_v3_small"
+    status, said = check_resuming((ROOT / script).read_text(), *options, processes=2 * (script != "single_gpu.py"), name=script,
+                                  before=LITTLE_DATA)
+    assert status == 0 and "killed at step 11 of 20, resumed from step 10 printed: " in said
 
 
 class Hostile:

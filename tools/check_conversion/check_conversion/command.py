@@ -12,6 +12,7 @@ import signal
 import sys
 import traceback
 
+from check_conversion import resume
 from check_conversion.judge import check_original, check_start, judge
 from check_conversion.running import prepare, run
 from check_conversion.verdict import CannotSay
@@ -44,8 +45,10 @@ def check(args, workspace):
 def parse_args():
     parser = argparse.ArgumentParser(
         prog="check-conversion", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("before", help="the command that trains in one process")
-    parser.add_argument("after", help="the command that trains with DDP")
+    parser.add_argument("before", nargs="?", help="the command that trains in one process")
+    parser.add_argument("after", nargs="?", help="the command that trains with DDP")
+    parser.add_argument("--resume", metavar="COMMAND",
+                        help="instead: does this one resume as if it had not been killed?")
     parser.add_argument("--sync-batchnorm", dest="batchnorm", action="store_const", const="sync", default="",
                         help="compare BatchNorm as SyncBatchNorm, as on GPUs")
     parser.add_argument("--rank-batchnorm", dest="batchnorm", action="store_const", const="rank",
@@ -58,7 +61,10 @@ def parse_args():
                         help="files to leave out of the copies: 'checkpoints/*.pt'")
     parser.add_argument("--patience", type=float, default=60, metavar="SECONDS",
                         help="without activity, a run counts as hung (default: 60)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if bool(args.resume) == bool(args.after) or (args.resume and args.before):
+        parser.error("give two commands, or --resume and one")
+    return args
 
 
 def main():
@@ -70,7 +76,7 @@ def main():
     workspace = None
     try:
         workspace = Workspace(os.getcwd(), args.link, args.without)
-        verdict = check(args, workspace)
+        verdict = (resume.check if args.resume else check)(args, workspace)
         if changed := workspace.changed(OUTPUTS):
             raise CannotSay(f"{changed[0]} changed during the check: one of the scripts changed it, unless you did")
         print(*verdict.lines, sep="\n")

@@ -182,14 +182,21 @@ def read_file(path):
     raise Unreadable("neither text nor arrays")
 
 
-def read_all(copy, known):
+def without_root(file, root):
+    """So that paths in it are those of the folder itself."""
+    file.text = file.text.replace(root, "")
+    file.values = {key: part.replace(root, "") if isinstance(part, str) else part for key, part in file.values.items()}
+    return file
+
+
+def read_all(copy, known, root):
     """By their names in the copy, all files that it has beside those that are known; nothing behind a link."""
     found = {}
     for path in sorted(copy.rglob("*")):
         name = str(path.relative_to(copy))
         if name not in known and path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts:
             try:
-                found[name] = read_file(path)
+                found[name] = without_root(read_file(path), root)
             except Exception as reason:  # of whichever package reads it
                 why = str(reason) if isinstance(reason, Unreadable) else type(reason).__name__
                 found[name] = File("unread", why=why)

@@ -39,6 +39,8 @@ class Settings:
     intervene: bool = True  # what makes two scripts comparable: no dropout, one order of the samples, …
     nudged: bool = False  # the original's second run: weights moved by one rounding, other clocks
     float64: bool = True
+    killed_at: int = 0  # the step at which the run is killed
+    killer: int = 0  # the rank that kills it
     batchnorm: str = ""  # what plain BatchNorm is on several ranks: "sync", "rank", or not known yet
 
     @classmethod
@@ -103,6 +105,7 @@ KINDS = {
     "wrote": Kind("name: a file of the copy that was begun anew or renamed", ALONE),
     # At any time.
     "read": Kind("name: a file that torch.load has read"),
+    "saved": Kind("a checkpoint, by torch.save or safetensors"),
     "refused": Kind("name: a file outside the copy that would have been written"),
     "worker drew": Kind("name: a generator that moved in a loader worker"),
     "group": Kind("the process joins its group"),

@@ -1,4 +1,5 @@
 """Runs a command in a copy of the folder until it ends or hangs, and reads what its processes noted."""
+import collections
 import contextlib
 import os
 import re
@@ -30,6 +31,8 @@ class Run:
     outlived: list = field(default_factory=list)  # by processes that it started
     files: dict = field(default_factory=dict)  # what it left in its copy of the folder, by their names
     started: set = field(default_factory=set)  # ranks, whether they noted anything or not
+    settings: Settings = None
+    lines: dict = field(default_factory=dict)  # what each rank printed, also to stderr; -1: the command itself
 
     @property
     def ranks(self):
@@ -153,13 +156,21 @@ def script_of(command):
 
 def read_run(name, workspace, settings, status=0, waits=(), outlived=()):
     folder = Path(settings.records)
-    stdout, errors = ("".join(file.read_text(errors="replace") for file in sorted(folder.glob(f"*{stream}")))
-                      .replace(settings.root, "")  # so that paths are those of the folder itself
-                      for stream in ("stdout", "errors"))
+    found = read_processes(folder)
+    texts = [read_texts(folder, stream, settings.root) for stream in ("stdout", "errors")]
+    stdout, errors = ("".join(text for _, text in sorted(by_process.items())) for by_process in texts)
+    ranks, lines = {str(one.pid): one.rank for one in found}, collections.defaultdict(str)
+    for process, text in (*texts[0].items(), *texts[1].items()):
+        lines[ranks.get(process, -1)] += text
     stderr = (folder / "stderr").read_text(errors="replace")
     started = {int(file.read_text() or 0) for file in folder.glob("*.rank")}
-    left = files.read_all(Path(settings.copy), workspace.unchanged(Path(settings.copy)))
-    return Run(name, status, stdout, stderr, errors, read_processes(folder), [*waits], [*outlived], left, started)
+    left = files.read_all(Path(settings.copy), workspace.unchanged(Path(settings.copy)), settings.root)
+    return Run(name, status, stdout, stderr, errors, found, [*waits], [*outlived], left, started, settings, lines)
+
+
+def read_texts(folder, stream, root):
+    """By process. Without the copy's root, paths are those of the folder itself."""
+    return {file.stem: file.read_text(errors="replace").replace(root, "") for file in folder.glob(f"*{stream}")}
 
 
 def own_error(stderr):

@@ -2,7 +2,7 @@
 import functools
 from pathlib import Path
 
-from check_conversion import command, running
+from check_conversion import command, resume, running
 from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
 from launch import fork
@@ -91,12 +91,13 @@ observed.install()
 """
 
 
-def record(text, processes=0, name="train.py", arguments=(), workspace=None, **options):
+def record(text, processes=0, name="train.py", arguments=(), workspace=None, before="", **options):
     """What the check has of a run; 0 processes: without a launcher."""
-    Path(name).write_text(text)
+    if not workspace:
+        Path(name).write_text(text)
     ours = workspace or Workspace(".")
     settings = running.prepare(ours, **options)
-    codes = fork(f"{settings.copy}/{name}", arguments, settings.copy, settings.records, processes, IN_COPY,
+    codes = fork(f"{settings.copy}/{name}", arguments, settings.copy, settings.records, processes, IN_COPY + before,
                  running.environment(ours, settings) | {"CUDA_VISIBLE_DEVICES": ""})
     run = running.read_run(name, ours, settings, status=max(code != 0 for code in codes))
     if not workspace:
@@ -116,7 +117,7 @@ def in_words(verdict):
     except CannotSay as reason:
         status, said = 2, f"cannot be judged: {reason}"
     print(said)
-    assert said.startswith(("the same training", "NOT THE SAME TRAINING", "cannot be judged: "))
+    assert said.startswith(("the same training", "NOT THE SAME", "a killed run goes on", "cannot be judged: "))
     return status, " ".join(said.split())
 
 
@@ -124,3 +125,26 @@ def check(before, after, processes=2, arguments=(), name="train_ddp.py", **optio
     """As the command does."""
     return in_words(lambda: command.compare(functools.partial(record_once, before, arguments=arguments, **options),
                                             functools.partial(record, after, processes, name, arguments, **options)))
+
+
+# Of a fork, /proc shows the environment of what it was forked from: a run that kills itself goes by its files.
+KILL = """
+import random, torch
+from pathlib import Path
+from check_conversion import running
+running.processes = lambda records: {int(file.stem) for kind in ("stack", "notes") for file in Path(records).glob(f"*.{kind}")}
+random.seed()
+torch.seed()
+"""
+
+
+def check_resuming(text, *arguments, processes=2, name="train_ddp.py", before=""):
+    """As the command does with --resume."""
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_text(text)
+    workspace = Workspace(".")
+    try:
+        return in_words(lambda: resume.compare(lambda _, **options: record(
+            text, processes, name, [*map(str, arguments)], workspace, KILL + before, intervene=False, **options)))
+    finally:
+        workspace.remove()

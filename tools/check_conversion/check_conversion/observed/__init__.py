@@ -2,10 +2,12 @@
 
 
 def install():
-    from check_conversion.observed import figures, interventions, order, process, steps
+    from check_conversion.observed import figures, interventions, order, process, resuming, steps
     process.install()
     steps.install()
     figures.install()
     if process.settings.intervene:
         order.install()
         interventions.install()  # last: the second run's weights move once they have been noted
+    else:
+        resuming.install()

@@ -1,0 +1,46 @@
+"""For --resume: notes when a checkpoint is saved, and kills the run at the step that the check has chosen."""
+import os
+import signal
+import sys
+import threading
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import DataLoader
+
+from check_conversion import running
+from check_conversion.observed import figures, process, steps
+from check_conversion.observed.process import after, note_file, note_once, settings
+
+
+def note_saved(*_, **__):
+    note_once("saved", "")
+
+
+def change_safetensors(module):
+    """Its files are written in Rust, where Python sees nothing of it."""
+    def note_tensors(result, tensors, filename, *_, **__):
+        note_file("wrote", filename)
+        note_saved()
+    after(module, "save_file", note_tensors)
+
+
+def kill_at_step(*_):
+    """Within the step of the rank that saves: what it saved before is whole, and no rank writes anything more."""
+    if process.steps != settings.killed_at or not process.steps:  # 0: a first step that only makes an optimizer's state
+        return
+    sys.stdout.flush()
+    if process.rank != settings.killer:
+        threading.Event().wait()
+    for one in sorted(running.processes(settings.records), key=lambda pid: pid == os.getpid()):  # itself last
+        os.kill(one, signal.SIGKILL)
+
+
+def install():
+    after(torch, "save", note_saved)
+    after(DataLoader, "__iter__", lambda *_: steps.disregard_draws())  # of its workers' seed, if it has any
+    figures.CHANGES["safetensors.torch"] = change_safetensors
+    # DDP forms its buckets anew after the first step: a restarted run would do so later, and round its sums otherwise.
+    dist.Reducer._rebuild_buckets = lambda *_: False
+    register_optimizer_step_post_hook(kill_at_step)  # after steps.py has counted the step

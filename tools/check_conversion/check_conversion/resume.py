@@ -1,0 +1,296 @@
+"""Is a run that was killed and started again the run that nobody stopped? The command is run whole; in another copy of
+the folder until it is killed, at the step after a checkpoint; and once more in that copy. Nothing is switched off or
+seeded, so all three have the same bits, and the first difference is the cause."""
+import re
+import sys
+from pathlib import Path
+
+from check_conversion import outputs
+from check_conversion.causes import Cause, other_optimizer, other_options, of_the_optimizer
+from check_conversion.files import Tensor
+from check_conversion.judge import check_start, resumed
+from check_conversion.outputs import TABLES, TOKEN, Comparison, Item, Part, items_of_text
+from check_conversion.records import KINDS
+from check_conversion.running import own_error, prepare, run
+from check_conversion.samples import Losses, Relation
+from check_conversion.sketch import apart_in, distance, norm, of_tensors
+from check_conversion.training import Pair
+from check_conversion.verdict import CannotSay, Heading, Verdict, few
+
+NAMES = "the unbroken run", "the restarted one"
+SHOWN = 3  # faults
+DRIFT = KINDS["figure"].floor / 5  # how far figures may part: they are the same
+# A figure is a time by its form, or by the words before or after it: also where the killed run has no second one.
+CLOCK = re.compile(r"\d:\d|\d{4}-\d\d|\d(ms|s)$")
+BEFORE = re.compile(r"(?i)(?<![a-z])(time|elapsed|duration|seconds|speed|took)(?![a-z])\w*\W{0,3}$")
+AFTER = re.compile(r"(?i) ?(m?s|secs?|seconds?|min|minutes?|hours?|\w*/s)\b")
+TIME = Part("a time", [])  # in the place of a figure that is not compared
+
+
+# The three runs.
+
+def check(args, workspace):
+    def once(what, **options):
+        print(f"{what}: {args.resume}", file=sys.stderr, flush=True)
+        return run(args.resume, workspace, args, prepare(workspace, intervene=False, **options))
+    return compare(once)
+
+
+def compare(once):
+    """The verdict; once runs the command, with options of records.Settings."""
+    whole = once("run 1 of 3")
+    check_whole(whole)
+    killer, step = where_to_kill(whole)
+    killed = once(f"run 2 of 3, killed at step {step}", killer=killer, killed_at=step)
+    check_killed(whole, killed, step)
+    return judge(whole, killed, once("run 3 of 3, started again", again=killed.settings), step)
+
+
+def check_whole(whole):
+    if whole.waits:
+        raise CannotSay(f"{whole.name} itself hangs: {' '.join(whole.waits)}")
+    if whole.status:
+        raise CannotSay(f"{whole.name} itself fails: {own_error(whole.stderr)}")
+    check_start(whole)
+    if not whole.ranks:
+        raise CannotSay(f"{whole.name} takes no optimizer step{resumed(whole)}")
+
+
+def where_to_kill(whole):
+    """The rank that saves, and the step after its middle checkpoint; not before each file that it saves is there."""
+    for process in whole.ranks:
+        saved = {record.step for record in process.of("saved")} & {*range(1, len(process.steps))}
+        wrote = [record for record in process.of("wrote") if record.step in saved]
+        first = {re.sub(r"\d+", "", record.name): record.step for record in reversed(wrote)}
+        if wrote:
+            moments = sorted({record.step for record in wrote if record.step >= max(first.values())})
+            return process.rank, moments[(len(moments) - 1) // 2] + 1
+    if whole.names("saved"):
+        raise CannotSay(f"{whole.name} saves nothing before its last step: let it train longer, or save earlier")
+    raise CannotSay(f"{whole.name} saves nothing by torch.save, torch.distributed.checkpoint or safetensors")
+
+
+def check_killed(whole, killed, step):
+    if killed.waits:
+        raise CannotSay(f"{whole.name} hangs in its second run: {' '.join(killed.waits)}")
+    if found := first_difference(whole, killed):
+        raise CannotSay(f"two runs of {whole.name} differ from step {found[0]} on: {found[1]}. Begin it with "
+                        "torch.manual_seed(0), random.seed(0) and numpy.random.seed(0); where GPUs round differently "
+                        "each time, CUDA_VISIBLE_DEVICES= lets the check run on CPUs")
+    if max((len(process.steps) for process in killed.ranks), default=0) < step:
+        raise CannotSay(f"{whole.name} ends before step {step} in its second run: {own_error(killed.stderr)}")
+
+
+# Step by step.
+
+def other_numbers(e):
+    """Drawn for this step."""
+    one, ours = (step.named("drew") for step in (e.one, e.shares[0]))
+    names = [name for name, (state, moved) in one.items()
+             if name in ours and ours[name][0] != state and (moved or ours[name][1])]
+    return f"other random numbers, by {' and '.join(names)}" if names else ""
+
+
+def with_numbers(said, e):
+    return "; ".join(filter(None, [said, other_numbers(e)]))
+
+
+def other_weights(e):
+    one, ours = e.both("before")
+    return e.weights.differs(one, ours) and with_numbers(f"other weights, most in {apart_in(e.names, one, ours)}", e)
+
+
+def other_samples(e):
+    values = "the model is fed values that the unbroken run never feeds it"
+    return e.relation not in (Relation.SAME, Relation.UNKNOWN) and with_numbers(
+        values if e.relation == Relation.VALUES else "other samples", e)
+
+
+def other_buffers(e):
+    one, ours = (step.named("buffer") for step in (e.one, e.shares[0]))
+    return e.pair.buffers.apart(one, one, ours)
+
+
+CAUSES = [  # as causes.py has them for a conversion
+    Cause(None, other_optimizer, "this step is taken by another optimizer", always=True),
+    Cause(None, other_weights, "{found}", always=True),
+    Cause(None, other_options, "{found}: were the states of the optimizer and its schedule loaded?", always=True),
+    Cause(None, lambda e: len({*e.both("scale")}) > 1 and e.both("scale"),
+          "GradScaler's scale is {found[1]} instead of {found[0]}: was its state loaded?", always=True),
+    Cause(None, other_samples, "{found}"),
+    Cause(None, lambda e: e.losses == Losses.OTHER and other_numbers(e), "{found}, for dropout or noise"),
+    Cause(None, other_buffers, "{found} differs, which no optimizer holds: was it loaded?"),
+    Cause(None, lambda e: e.losses == Losses.OTHER, "another loss; {e.what_differs}"),
+    Cause(None, of_the_optimizer, "the gradients agree, the optimizer's step does not: was its state loaded?"),
+    Cause(None, lambda e: True, "{e.what_differs}"),
+]
+
+
+def by_rank(whole, other):
+    ours = {process.rank: process for process in other.ranks}
+    return [(process, ours[process.rank]) for process in whole.ranks if process.rank in ours]
+
+
+def first_difference(whole, other, step=0):
+    """Between both runs from this step on: which step, and the cause; or None. All ranks are asked for each cause."""
+    pairs = [Pair(NAMES, process.since(step), None, [ours]) for process, ours in by_rank(whole, other)]
+    for k in range(1, min((len(one.steps) for pair in pairs for one in (pair, pair.ranks[0])), default=0) + 1):
+        ranks = [pair.evidence(k) for pair in pairs]
+        for cause in CAUSES:
+            found = {rank: cause.sentence.format(e=e, found=holds) for rank, e in enumerate(ranks)
+                     if (cause.always or e.parted) and (holds := cause.holds(e))}
+            if found:
+                where = f" (on rank {few(map(str, found))})" * (len(found) < len(ranks))
+                return step + k, next(iter(found.values())) + where
+    return None
+
+
+def begins_like(whole, restarted):
+    """After how many steps the unbroken run had the weights with which a restarted process begins, and which of them
+    it had not. Of several steps: that from which on as many are left as are taken."""
+    first, parameters, found = restarted.steps[0], restarted.parameters(0), []
+    for k, step in enumerate(whole.steps):
+        if step.last("optimizer") == first.last("optimizer"):
+            pairs = zip(parameters.names, *(of_tensors(one.last("before")) for one in (step, first)))
+            others = [name for name, a, b in pairs if distance(a, b) > 4 * parameters.eps * norm(a)]
+            found.append((len(others), abs(len(whole.steps) - k - len(restarted.steps)), k, others))
+    _, _, k, others = min(found)
+    return k, others
+
+
+def wrong_beginning(begins, whole, killed, restarted):
+    """By rank: the step, and weights that are others."""
+    k, others = begins[0]
+    left, taken = len(whole.ranks[0].steps) - k, sorted({len(process.steps) for process in restarted.ranks})
+    if len({one for one, _ in begins}) > 1:
+        return "the ranks begin with different weights: " + ", ".join(
+            f"rank {rank} with those of step {one}" for rank, (one, _) in enumerate(begins))
+    if len(others) == len(restarted.ranks[0].parameters(0).names):
+        return "it begins with weights that the unbroken run has at no step"
+    if others:
+        return f"it begins with the weights of step {k}, but not in {few(others)}"
+    if not k:
+        wrote = few(name for name in killed.names("wrote") if name in killed.files)
+        read = few(restarted.names("read")) or "no file by torch.load"
+        return f"it starts afresh; the killed run has written {wrote}, and the restarted one has read {read}"
+    if taken != [left] and not (restarted.status or restarted.waits):
+        return (f"it begins with the weights of step {k} and takes {' or '.join(map(str, taken))} more steps, the "
+                f"unbroken run {left}")
+    return ""
+
+
+def how_it_ended(run):
+    if run.waits:
+        return "\n  ".join(["it hangs:", *run.waits])
+    if run.status:
+        return f"it fails: {own_error(run.stderr)}"
+    return "" if run.ranks else "it takes no step"
+
+
+# Printed lines and files.
+
+def lines_of(run):
+    """What each rank printed, showed in progress bars and logged."""
+    found = {process.rank: "" for process in run.processes} | run.lines
+    for process in run.processes:
+        lines = [record.value for record in process.of("bar")]
+        lines += [f"{record.name} {record.value[0]} for step {record.value[1]}" for record in process.of("figure")]
+        found[process.rank] += "\n".join(["", *lines])
+    return found
+
+
+def compare_lines(texts, found, from_the_start=False):
+    """The lines that came after the kill, and of each wording as many before as the restarted run has; or all lines.
+    Times are not compared."""
+    whole, killed, restarted = map(items_of_text, texts)
+    expected, again = {}, {}
+    for words, items in whole.items():
+        seen, ours = killed.get(words, []), restarted.get(words, [])
+        count = len(items) if from_the_start else min(len(items), max(len(ours), len(items) - len(seen)))
+        if count:
+            expected[words] = items[-count:]
+            again[words] = [without_times(item, [*zip(items, seen)]) for item in items[-count:]]
+    found.compare(expected, again, restarted)
+
+
+def without_times(item, pairs):
+    """And without what differs between items of the unbroken run and of the killed one."""
+    times = times_in(item.shown)
+    for one, other in pairs:
+        times |= {place for place, part in enumerate(one.parts) if part != other.parts[place]}
+    return Item(item.shown, [TIME if place in times else part for place, part in enumerate(item.parts)])
+
+
+def times_in(line):
+    return {place for place, token in enumerate(TOKEN.finditer(line)) if CLOCK.search(token[0])
+            or BEFORE.search(line[:token.start()]) or AFTER.match(line[token.end():])}
+
+
+def compare_printed(*runs):
+    found, lines = Comparison("printed", NAMES, DRIFT), [*map(lines_of, runs)]
+    for rank in lines[0]:
+        compare_lines([of_run.get(rank, "") for of_run in lines], found)
+    return say_lines(found)
+
+
+def say_lines(found):
+    found.say_parted()
+    if found.missing:
+        found.fault(f"not {found.what} by {NAMES[1]}: {few(found.missing)}", None)
+    return found
+
+
+def compare_file(name, file, killed, restarted):
+    found = Comparison("written", NAMES, DRIFT, f"{name}: ")
+    if not restarted or restarted.kind != file.kind:
+        found.fault(restarted.why or "of another kind" if restarted else f"not there when {NAMES[1]} ends", None)
+    elif file.kind == "unread":
+        found.remarks.append(f"{name} is not compared: {file.why}")
+    elif file.kind == "values":
+        again = {key: "a time" if not isinstance(value, Tensor) and times_in(f"{key}: {value}") else value
+                 for key, value in file.values.items()}
+        outputs.compare_values([file.values, again, restarted.values], found)
+    else:
+        separate = ", " if Path(name).suffix in TABLES else ","
+        texts = [one.text.replace(",", separate) if one else "" for one in (file, killed, restarted)]
+        compare_lines(texts, found, from_the_start=True)
+        say_lines(found)
+    return found
+
+
+def compare_files(whole, killed, restarted, step):
+    found = Comparison("written", NAMES, DRIFT, noun="file")
+    later = {record.name for process in whole.processes for record in process.of("wrote") if record.step >= step}
+    for name, file in whole.files.items():
+        if name in later or name in killed.files:
+            inside = compare_file(name, file, killed.files.get(name), restarted.files.get(name))
+            found.add(inside)
+            found.same += not inside.faults
+        else:
+            found.varying.append(name)  # it has another name each time
+    found.total = len(whole.files)
+    return found
+
+
+# The verdict.
+
+def judge(whole, killed, restarted, step):
+    begins = [begins_like(*pair) for pair in by_rank(whole, restarted)]
+    faults, parts, where = [], [], f"killed at step {step} of {len(whole.ranks[0].steps)}"
+    if begins and (fault := wrong_beginning(begins, whole, killed, restarted)):
+        faults.append(fault)
+    elif begins:
+        where += f", resumed from step {begins[0][0]}"
+        if found := first_difference(whole, restarted, begins[0][0]):
+            faults.append(f"step {found[0]}: {found[1]}")
+    faults += filter(None, [how_it_ended(restarted)])
+    if not faults:
+        parts = [compare_printed(whole, killed, restarted), compare_files(whole, killed, restarted, step)]
+        faults = [fault.text.rstrip() for part in parts for fault in part.faults]
+    first = "NOT THE SAME RUN" if faults else "a killed run goes on as if it had never stopped"
+    varying = few([name for part in parts for name in part.varying], 1)
+    return Verdict(int(bool(faults)), [
+        f"{first}: {where}", *faults[:SHOWN], *[f"and {len(faults) - SHOWN} more faults"] * (len(faults) > SHOWN),
+        *(f"{part.what}: {part.count} the same" for part in parts if part.count),
+        *[f"times, and what else differs in each run, are not compared: {varying}"] * bool(varying),
+        *(remark for part in parts for remark in part.remarks)])
