@@ -202,7 +202,7 @@ def shuffles_of_ranks(e):
             if first.value.asked != other.value.asked:
                 return (f"0 and {rank} shuffle differently, because DistributedSampler's seed and epoch are "
                         f"{first.value.asked} and {other.value.asked}")
-            if replace(first.value, again=False, number=0) != replace(other.value, again=False, number=0):
+            if replace(first.value, again=False) != replace(other.value, again=False):
                 return f"0 and {rank} shuffle differently, each with its own random numbers: use DistributedSampler"
     return ""
 
