@@ -204,8 +204,11 @@ def compare_lines(texts, found, from_the_start=False):
     Times are not compared."""
     whole, killed, restarted = map(items_of_text, texts)
     expected, again = {}, {}
+    if from_the_start and any(len(items) > len(whole[words]) for words, items in killed.items()):
+        found.varying.append(f"{found.place}all of it")
+        return
     for words, items in whole.items():
-        seen, ours = killed.get(words, []), restarted.get(words, [])
+        seen, ours = killed[words], restarted[words]
         count = len(items) if from_the_start else min(len(items), max(len(ours), len(items) - len(seen)))
         if count:
             expected[words] = items[-count:]
@@ -265,10 +268,10 @@ def compare_files(whole, killed, restarted, step):
         if name in later or name in killed.files:
             inside = compare_file(name, file, killed.files.get(name), restarted.files.get(name))
             found.add(inside)
-            found.same += not inside.faults
+            found.total += file.kind != "unread"
+            found.same += file.kind != "unread" and not inside.faults
         else:
             found.varying.append(name)  # it has another name each time
-    found.total = len(whole.files)
     return found
 
 
