@@ -1,6 +1,6 @@
-"""Why a step differs. In a step things happen in one order: what the ranks were told, what was drawn, which samples, which
-loss, which gradients, which weights. The first row of CAUSES, at the end, that holds is the cause; the rows behind it
-follow from it. Each rests on something that was noted."""
+"""Why a step differs. In a step things happen in one order: what the ranks were told, what was drawn, which samples,
+which loss, which gradients, which weights. The first row of CAUSES, at the end, that holds is the cause; the rows
+behind it follow from it. Each rests on something that was noted."""
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -58,8 +58,8 @@ class Evidence:
 
     @cached_property
     def parted(self):
-        """Whether a cause is to be looked for: the weights differ afterwards by more than rounding explains, or options, or
-        all gradients by a factor that the optimizer does not heed."""
+        """Whether a cause is to be looked for: the weights differ afterwards by more than rounding explains, or
+        options, or all gradients by a factor that the optimizer does not heed."""
         return self.weights.differs(*self.both("after")) or bool(other_options(self)) or (
             self.gradients_differ and self.factor is not None)
 
@@ -153,7 +153,8 @@ class Evidence:
 
     @property
     def what_differs(self):
-        return f"gradients differ by {self.apart:.2g} of their norm, most in {apart_in(self.names, *self.both('gradients'))}"
+        where = apart_in(self.names, *self.both("gradients"))
+        return f"gradients differ by {self.apart:.2g} of their norm, most in {where}"
 
     @property
     def all_gradients(self):
@@ -179,7 +180,8 @@ def other_options(e):
     options = options_apart(e.one, e.shares[0], e.nudged)
     scores = e.latest("score")
     if all(scores) and scores[0].value != scores[1].value and any(option.startswith("lr ") for option in options):
-        options.append(f"which ReduceLROnPlateau took, last given {scores[1].value:.6g} instead of {scores[0].value:.6g}")
+        options.append(f"which ReduceLROnPlateau took, last given {scores[1].value:.6g} instead of "
+                       f"{scores[0].value:.6g}")
     return ", ".join(options)
 
 
@@ -224,14 +226,16 @@ def other_optimizer(e):
 def other_parameters(e):
     names, ours = (process.parameters(e.optimizer).names for process in (e.pair.original, e.pair.ranks[0]))
     one, other = map(len, e.both("before"))
-    return one != other and (few(name for name in names if name not in ours) or "none")
+    return one != other and (few(name for name in names if name not in ours) or "none, but has more")
 
 
 def other_weights(e):
     one, ours = e.both("before")
-    return not e.weights.hidden_since and e.weights.differs(one, ours) and (
-        f"it begins with different weights, most in {apart_in(e.names, one, ours)}: seed both scripts alike"
-        if one == e.weights.start else "the weights differ before the step, although they agreed after the previous step")
+    if e.weights.hidden_since or not e.weights.differs(one, ours):
+        return ""
+    if one == e.weights.start:
+        return f"it begins with different weights, most in {apart_in(e.names, one, ours)}: seed both scripts alike"
+    return "the weights differ before the step, although they agreed after the previous step"
 
 
 def scores_of_ranks(e):
@@ -252,7 +256,8 @@ def other_switches(e):
     """What is on only where there is a GPU is not compared."""
     def on(step):
         return {name for name in step.named("switch") if name.partition(" ")[0] not in e.pair.on_gpus}
-    for what in sorted(on(e.one).union(*map(on, e.shares))):
+    seen = on(e.one).union(*map(on, e.shares))
+    for what in sorted(seen, key=lambda what: (what != "model.eval()", what)):  # which turns dropout off too
         others = [rank for rank, share in enumerate(e.shares) if (what in on(share)) != (what in on(e.one))]
         if others:
             where = e.pair.converted + f" on rank {others[0]}" * (len(others) < e.count)
@@ -275,8 +280,10 @@ def other_length(e):
         return f"{said}: DataLoader(drop_last=True) leaves out the last batch, which is smaller; leave drop_last away"
     shuffle = e.latest("shuffle")[1]
     if dropped and shuffle and 0 < e.samples.original <= shuffle.value.length % e.count:
-        return (f"{said}: {dropped}(drop_last=True) leaves out {shuffle.value.length % e.count} samples, all that the last "
-                f"batch had; leave them out in {e.name} too")
+        return (f"{said}: {dropped}(drop_last=True) leaves out {shuffle.value.length % e.count} samples, all that the "
+                f"last batch had; leave them out in {e.name} too")
+    if now < before - 1:
+        return said
     return f"{said}, because its loop leaves out the last step, which is incomplete: leave that out in {e.name} too"
 
 
@@ -303,8 +310,8 @@ def one_shuffles(e):
 
 
 def own_order(e):
-    """Numbers that are drawn once a pass order its samples: all ranks need the same. Before the first step what was drawn
-    made the model and the data."""
+    """Numbers that are drawn once a pass order its samples: all ranks need the same. What was drawn before the first
+    step made the model and the data."""
     return (e.step > 1 or any(e.latest("shuffle"))) and next(
         (name for name in e.draws if name not in e.pair.drawn_in_each_step and len({*e.states(name)}) > 1), None)
 
@@ -373,17 +380,21 @@ class Cause(NamedTuple):
 H, R, L = Heading, Relation, Losses
 CAUSES = [
     # What the ranks were told, and where the step begins.
-    Cause(H.DECISIONS, other_optimizer, "this step is taken by optimizer {found[0]} in {e.name}, and by optimizer {found[1]} "
-          "in the ranks, in the order of their first steps: all must take the same steps in the same order", always=True),
+    Cause(H.DECISIONS, other_optimizer, "this step is taken by optimizer {found[0]} in {e.name}, and by optimizer "
+          "{found[1]} in the ranks, in the order of their first steps: all must take the same steps in the same "
+          "order", always=True),
     Cause(H.LOAD_FIRST, other_parameters,
           "the optimizer holds other parameters than in {e.name}; it lacks {found}", always=True),
     Cause(H.DECISIONS, options_of_ranks,
-          "ranks 0 and {found[0]} have different optimizer options: {found[1]}", always=True),
+          "ranks 0 and {found[0]} have different optimizer options: {found[1]}; all must decide by the same "
+          "figure", always=True),
     Cause(H.NUMBERS, shuffles_of_ranks, "ranks {found}", always=True),
     Cause(H.LOAD_FIRST, lambda e: ranks_apart(e, "before"),
-          "ranks 0 and {found[0]} have different weights: {found[1]}", always=True),
+          "ranks 0 and {found[0]} have different weights: {found[1]}; load or change them on all ranks "
+          "alike", always=True),
     Cause(H.THROUGH_DDP, lambda e: ranks_apart(e, "gradients"),
-          "ranks 0 and {found[0]} have different gradients: {found[1]}", always=True),
+          "ranks 0 and {found[0]} have different gradients: {found[1]}; call the DDP model itself in each "
+          "step", always=True),
     Cause(H.LOAD_FIRST, other_weights, "{found}", always=True),
     Cause(H.DECISIONS, scores_of_ranks, "ReduceLROnPlateau {found}: it needs the figure of all ranks", always=True),
     Cause(H.DECISIONS, other_scores, "ReduceLROnPlateau {found}", always=True),
@@ -391,20 +402,20 @@ CAUSES = [
     Cause(H.DECISIONS, unscheduled_options, "different optimizer options: {found}", always=True),
     # Samples, and random numbers that are seen in them.
     Cause(H.THROUGH_DDP, lambda e: not any(e.shares[0].last("gradients")) and any(e.one.last("gradients")),
-          "there are no gradients: does the optimizer hold the parameters of the model that is trained, or was the optimizer "
-          "made before that model?"),
+          "there are no gradients: does the optimizer hold the parameters of the model that is trained, or was the "
+          "optimizer made before that model?"),
     Cause(H.ROUTES, lambda e: e.step == min(e.pair.lengths) + 1 and other_length(e), "{found}"),
-    Cause(H.NUMBERS, same_numbers, "both draw random numbers in each step, {e.by}, and all ranks draw the same ones, perhaps "
-          "for noise, augmentation or picking the samples of a batch: draw them for the whole batch on each rank, then take "
-          "the rank's part"),
+    Cause(H.NUMBERS, same_numbers, "both draw random numbers in each step, {e.by}, and all ranks draw the same ones, "
+          "perhaps for noise, augmentation or picking the samples of a batch: draw them for the whole batch on each "
+          "rank, then take the rank's part"),
     Cause(H.ROUTES, lambda e: e.relation == R.SAME and e.samples.mispaired,
           "{found[0]} is paired with other samples of {found[1]} than in {e.name}"),
     Cause(H.ROUTES, lambda e: e.relation == R.WHOLE and e.count > 1 and not e.pair.whole_before,
-          "each rank takes the whole batch: {e.samples.sizes}"),
+          "each rank takes the whole batch, instead of its part: {e.samples.sizes}"),
     Cause(H.ROUTES, lambda e: e.relation == R.ALIKE,
           "all ranks are fed the same samples, so each of them goes through all samples: {e.samples.sizes}"),
-    Cause(H.STEPS, batches_in_a_step, "each rank takes {found} batches of full size in a step, as {e.name} does alone: divide "
-          "the number of batches in a step by the number of processes ({e.count})"),
+    Cause(H.STEPS, batches_in_a_step, "each rank takes {found} batches of full size in a step, as {e.name} does "
+          "alone: divide the number of batches in a step by the number of processes ({e.count})"),
     Cause(H.ROUTES, is_full_size,
           "each rank takes a full-size batch of its own, instead of batch_size // world_size: {e.samples.sizes}"),
     Cause(H.ROUTES, lambda e: e.relation not in (R.UNKNOWN, R.SAME, R.WHOLE) and (
@@ -413,7 +424,8 @@ CAUSES = [
           "the samples are drawn by {found[0]} in {e.name}, by {found[1]} now"),
     Cause(H.ROUTES, lambda e: e.relation not in (R.SAME, R.WHOLE) and e.latest("shuffle")[1]
           and e.latest("shuffle")[1].value.again,
-          "the samples come in the order of an earlier epoch: set_epoch was not called"),
+          "the samples come in the order of an earlier epoch, because set_epoch was not called: call "
+          "sampler.set_epoch(epoch)"),
     Cause(H.ROUTES, lambda e: e.relation == R.OTHERS and one_shuffles(e),
           "{found[0]} shuffles, with {found[1]}; {found[2]} does not"),
     Cause(H.ROUTES, lambda e: e.relation == R.REPEATED, "samples are repeated: {e.samples.sizes}"),
@@ -421,68 +433,72 @@ CAUSES = [
     Cause(H.ROUTES, lambda e: e.relation == R.LEFT_OUT, "samples are left out: {e.samples.sizes}"),
     Cause(H.ROUTES, lambda e: e.relation == R.OVERLAP, "samples are repeated, and others left out: {e.samples.sizes}"),
     Cause(H.ROUTES, lambda e: e.relation == R.OTHERS and other_length(e), "{found}"),
-    Cause(H.NUMBERS, lambda e: e.relation == R.OTHERS and own_order(e), "the ranks draw different random numbers once per "
-          "pass over the data, by {found}, and are fed other samples than {e.name}: {e.samples.sizes}"),
+    Cause(H.NUMBERS, lambda e: e.relation == R.OTHERS and own_order(e), "the ranks draw different random numbers once "
+          "per pass over the data, by {found}, and are fed other samples than {e.name}: {e.samples.sizes}"),
     Cause(H.NUMBERS, lambda e: (e.relation == R.OTHERS or e.unexplained) and one_rank_draws(e),
-          "rank {found[0]} draws random numbers for this step, by {found[1]}, and rank {found[2]} does not: all ranks must "
-          "draw equally many"),
-    Cause(H.NUMBERS, parted_numbers, "the ranks drew the same random numbers up to this step, {e.by}, but no longer do: one "
-          "of them has drawn more"),
-    Cause(H.NUMBERS, lambda e: e.drawing and e.numbers_matter, "both draw random numbers in each step, {e.by}, and each rank "
-          "draws its own, which is right for noise and augmentation. Nothing more can be compared until these are turned off "
-          "in both scripts, or drawn for the whole batch", stops=True),
+          "rank {found[0]} draws random numbers for this step, by {found[1]}, and rank {found[2]} does not: all ranks "
+          "must draw equally many"),
+    Cause(H.NUMBERS, parted_numbers, "the ranks drew the same random numbers up to this step, {e.by}, but no longer "
+          "do: one of them has drawn more"),
+    Cause(H.NUMBERS, lambda e: e.drawing and e.numbers_matter, "both draw random numbers in each step, {e.by}, and "
+          "each rank draws its own, which is right for noise and augmentation. Nothing more can be compared until "
+          "these are turned off in both scripts, or drawn for the whole batch", stops=True),
     Cause(H.ROUTES, lambda e: e.relation == R.OTHERS,
           "different samples from those of {e.name} in this step, in {e.samples.argument}: {e.samples.sizes}"),
     Cause(H.DECISIONS, other_options, "different optimizer options: {found}", always=True),
     # Gradients.
     Cause(H.HAS, lambda e: not e.drawing and e.pair.buffers.compare(e.step), "{found}"),
     Cause(H.HAS, lambda e: None in e.both("norm") and e.both("norm")[0] is not None,
-          "gradients are clipped in {e.name}, and are no longer"),
+          "gradients are clipped in {e.name}, and are no longer: clip them as before"),
     Cause(H.HAS, lambda e: None in e.both("norm") and e.both("norm")[1] is not None,
           "gradients were not clipped in {e.name}, and are now"),
     Cause(H.HAS, clipped_while_scaled,
           "gradients are clipped while they are scaled in {found}: call scaler.unscale_(optimizer) before"),
     Cause(H.HAS, lambda e: e.factor is not None and math.isclose(e.factor_unclipped or 0, 1, rel_tol=1e-6),
-          "gradients are clipped to another norm: they are {e.factor:.4g} times those of {e.name}, and were the same before"),
+          "gradients are clipped to another norm: they are {e.factor:.4g} times those of {e.name}, and were the same "
+          "before"),
     Cause(H.PAIRS, lambda e: is_factor(e, 1 / e.count) and e.losses == L.EACH,
-          "{e.all_gradients}, which is 1 / the number of processes ({e.count}): each rank computes the whole loss, but its "
-          "gradient reaches only the rank's own part; gather with gradients"),
+          "{e.all_gradients}, which is 1 / the number of processes ({e.count}): each rank computes the whole loss, "
+          "but its gradient reaches only the rank's own part; gather with gradients"),
     Cause(H.SUMS, lambda e: is_factor(e, 1 / e.count) and e.losses == L.SUM,
-          "{e.all_gradients}, which is 1 / the number of processes ({e.count}): the sum of the ranks' losses is the original's "
-          "loss: DDP takes the mean over ranks, so multiply by world_size"),
+          "{e.all_gradients}, which is 1 / the number of processes ({e.count}): the sum of the ranks' losses is the "
+          "original's loss: DDP takes the mean over ranks, so multiply by world_size"),
     Cause(H.SUMS, lambda e: is_factor(e, 1 / e.count),
-          "{e.all_gradients}, which is 1 / the number of processes ({e.count}): DDP takes the mean over ranks (is the loss a "
-          "sum over the batch, or are gradients clipped to another norm?)"),
-    Cause(H.SUMS, lambda e: is_factor(e, e.count), "{e.all_gradients}, the number of processes"),
+          "{e.all_gradients}, which is 1 / the number of processes ({e.count}): DDP takes the mean over ranks (is the "
+          "loss a sum over the batch, or are gradients clipped to another norm?)"),
+    Cause(H.SUMS, lambda e: is_factor(e, e.count), "{e.all_gradients}, the number of processes: do not multiply a "
+                                                   "mean by world_size"),
     Cause(H.SUMS, lambda e: e.factor is not None, "{e.all_gradients}, with {e.count} processes"),
     Cause(H.NUMBERS, lambda e: e.unexplained and e.pair.in_workers and e.drawn_values,
-          "{found} has values that {e.name} never feeds it, and loader workers draw random numbers, by {e.pair.in_workers}: "
-          "augmentation or noise. Nothing more can be compared until it is turned off in both", stops=True),
+          "{found} has values that {e.name} never feeds it, and loader workers draw random numbers, by "
+          "{e.pair.in_workers}: augmentation or noise. Nothing more can be compared until it is turned off in "
+          "both", stops=True),
     Cause(H.NUMBERS, lambda e: e.unexplained and e.drawn_values,
-          "{found} has values that {e.name} never feeds it, and no random numbers are drawn for them in each step: does each "
-          "rank have its own data, or is it prepared differently?"),
+          "{found} has values that {e.name} never feeds it, and no random numbers are drawn for them in each step: "
+          "does each rank have its own data, or is it prepared differently?"),
     Cause(H.SUMS, lambda e: len({*e.samples.ranks}) > 1 and e.losses == L.MEAN_OF_SAMPLES,
-          "the loss is a mean, but the ranks' parts are not equal: {e.samples.sizes}; divide each rank's sum by the count of "
-          "the whole batch"),
+          "the loss is a mean, but the ranks' parts are not equal: {e.samples.sizes}; divide each rank's sum by the "
+          "count of the whole batch"),
     Cause(H.VARY, norms_of_ranks,
           "gradients are clipped before they are averaged, at norms of {found}: clip after the last backward"),
     # Weights; then what is known where no cause was seen.
     Cause(H.LOAD_FIRST, lambda e: ranks_apart(e, "after"),
           "ranks 0 and {found[0]} have different weights after the step: {found[1]}", always=True),
-    Cause(H.LOAD_FIRST, of_the_optimizer, "{e.known}, and the gradients agree, but the optimizer's step does not: was its "
-          "state loaded, as in {e.name}?"),
-    Cause(H.CHECK_IT, by_rounding, "from here on rounding alone moves the gradients of {e.name} as far, most in {found}, so "
-          "smaller faults cannot be seen; all steps before are the same", stops=True),
+    Cause(H.LOAD_FIRST, of_the_optimizer, "{e.known}, and the gradients agree, but the optimizer's step does not: was "
+          "its state loaded, as in {e.name}?"),
+    Cause(H.CHECK_IT, by_rounding, "from here on rounding alone moves the gradients of {e.name} as far, most in "
+          "{found}, so smaller faults cannot be seen; all steps before are the same", stops=True),
     Cause(H.VARY, lambda e: e.losses in (L.MEAN, L.EACH) and len(e.one.all("loss")) > 1,
-          "{e.known} and the same loss, {e.what_differs}; are means of batches averaged that count unequally many targets? "
-          "Divide the sum of a step by its count"),
+          "{e.known} and the same loss, {e.what_differs}; are means of batches averaged that count unequally many "
+          "targets? Divide the sum of a step by its count"),
     Cause(H.VARY, lambda e: e.losses in (L.MEAN, L.EACH), "{e.known} and the same loss, {e.what_differs}"),
     Cause(H.SUMS, lambda e: e.losses == L.SUM,
           "{e.known}, and the ranks' losses add up to the original's loss; {e.what_differs}"),
     Cause(H.VARY, lambda e: e.losses == L.OTHER and ", ".join(f"{sum(share.all('loss')):.6g}" for share in e.shares),
-          "{e.known}, but the ranks' losses are {found}, and neither their mean nor their sum is that of {e.name}. Do parts "
-          "count differently (padding, ignore_index, class weights), is something computed over the batch (mining, a "
-          "contrastive loss), or are labels, which the model does not see, paired with other samples? {e.what_differs}"),
+          "{e.known}, but the ranks' losses are {found}, and neither their mean nor their sum is that of {e.name}. Do "
+          "parts count differently (padding, ignore_index, class weights), is something computed over the batch "
+          "(mining, a contrastive loss), or are labels, which the model does not see, paired with other samples? "
+          "{e.what_differs}"),
     Cause(H.VARY, lambda e: True, "{e.known}; {e.what_differs}"),
 ]
 

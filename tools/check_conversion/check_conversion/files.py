@@ -1,4 +1,4 @@
-"""Reads what a run has left in its copy of the folder, as it lies there when the run has ended; nothing of it is run."""
+"""Reads what a run has left in its copy of the folder, as it lies there at the end; nothing of it is run."""
 import contextlib
 import io
 import pickle
@@ -98,8 +98,10 @@ def leaves(value, way=()):
         value = {name: one for kind in ("_parameters", "_buffers", "_modules") for name, one in state[kind].items()}
     elif isinstance(value, StandIn):
         value = state
-    for path, part in tree_flatten_with_path(value, lambda part: isinstance(part, tuple) and is_generator_state(part))[0]:
-        here = (*way, *(str(next(getattr(key, kind) for kind in ("key", "idx", "name") if hasattr(key, kind))) for key in path))
+    parts, _ = tree_flatten_with_path(value, lambda part: isinstance(part, tuple) and is_generator_state(part))
+    for path, part in parts:
+        here = (*way, *(str(next(getattr(key, kind) for kind in ("key", "idx", "name") if hasattr(key, kind)))
+                        for key in path))
         if isinstance(part, StandIn):
             yield from leaves(part, here)
         else:
@@ -196,5 +198,6 @@ def read_all(copy, known, root):
             try:
                 found[name] = without_root(read_file(path), root)
             except Exception as reason:  # of whichever package reads it
-                found[name] = File("unread", why=str(reason) if isinstance(reason, Unreadable) else type(reason).__name__)
+                why = str(reason) if isinstance(reason, Unreadable) else type(reason).__name__
+                found[name] = File("unread", why=why)
     return found

@@ -23,14 +23,15 @@ def check_start(run):
     if unsupported := run.names("unsupported"):
         raise CannotSay(f"the check cannot follow {unsupported[0]}")
     if narrow := run.names("float32"):
-        raise CannotSay(f"{run.name} does not work in float64, where the check is sharpest ({narrow[0]}): run the check with "
-                        "--float32")
+        raise CannotSay(f"{run.name} does not work in float64, where the check is sharpest ({narrow[0]}): run the "
+                        "check with --float32")
     if "plain" in run.names("batchnorm"):
         raise CannotSay(
-            f"{run.name} has plain BatchNorm on several processes, so here each normalizes its own part of the batch. If it "
-            "is converted to SyncBatchNorm where there are GPUs, run the check with --sync-batchnorm: it is then compared as "
-            "that. If each process is to keep statistics of its own, run the check with --rank-batchnorm: BatchNorm is then "
-            "not compared. If neither is so, convert it: torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP")
+            f"{run.name} has plain BatchNorm on several processes, so here each normalizes its own part of the batch. "
+            "If it is converted to SyncBatchNorm where there are GPUs, run the check with --sync-batchnorm: it is "
+            "then compared as that. If each process is to keep statistics of its own, run the check with "
+            "--rank-batchnorm: BatchNorm is then not compared. If neither is so, convert it: "
+            "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP")
     error = own_error(run.stderr) if run.status else ""
     if re.search(r"dtype|scalar type|Float\b.*Double|Double\b.*Float", error):
         raise CannotSay(f"{run.name} fails in float64 ({error}): run the check with --float32")
@@ -53,7 +54,8 @@ def check_original(original):
 def resumed(run):
     """A run that finds its work done takes no step."""
     read = [name for name in run.names("read") if not name.startswith("..")]
-    return (f"; it reads {', '.join(read)}: if it resumes from the last of them, leave it out with --without '{read[-1]}'"
+    return (f"; it reads {', '.join(read)}: if it resumes from the last of them, leave it out with --without "
+            f"'{read[-1]}'"
             if read else "")
 
 
@@ -80,14 +82,15 @@ def how_it_ended(original, converted):
         return Fault("\n  ".join(["it hangs:", *converted.waits]), Heading.HANGS)
     if {*counts} == {len(original.ranks[0].steps)} and re.search(
             "terminate called without|SIGABRT", converted.stderr):
-        return Fault("it aborts when it ends: import torch.distributed.nn before the process group is made, and del model "
-                     "before it is destroyed", Heading.END)
+        return Fault("it aborts when it ends: import torch.distributed.nn before the process group is made, and del "
+                     "model before it is destroyed", Heading.END)
     if converted.status:
         error = own_error(converted.stderr)
         gone = re.search("Connection (reset|closed)", error)
         steps = ", ".join(map(str, counts)) or 0
         ended = " (the rank that it waits for has ended)" * bool(gone)
-        return Fault(f"it fails after the ranks took {steps} steps: {error}{ended}", Heading.HANGS if gone else Heading.ERRORS)
+        return Fault(f"it fails after the ranks took {steps} steps: "
+                     f"{error}{ended}", Heading.HANGS if gone else Heading.ERRORS)
     if converted.outlived:
         return Fault("it leaves processes behind", Heading.END)
     if not converted.ranks:
@@ -104,7 +107,8 @@ def judge(original, nudged, converted):
     """Of runs that check_start and check_original have let pass."""
     check_nudged(original, nudged)
     if len({one.rank for one in converted.ranks}) < len(converted.ranks):
-        raise CannotSay(f"several processes of {converted.name} train as the same rank: the check compares one training")
+        raise CannotSay(f"several processes of {converted.name} train as the same rank: the check compares one "
+                        "training")
     end, agree = how_it_ended(original, converted), Training()
     if converted.ranks:
         drew = [*dict.fromkeys([*original.names("worker drew"), *converted.names("worker drew")])]
@@ -131,21 +135,22 @@ def judge_outputs(original, nudged, converted, agree, pair):
     return Verdict(int(agree.not_shared_out or bool(faults)), [
         *say_training(agree, converted, not_compared(original, converted)),
         *map(str, faults[:SHOWN]), *[f"and {len(faults) - SHOWN} more faults of this kind"] * (len(faults) > SHOWN),
-        *(f"{part.what}: {part.count} the same" for part in parts if part.count),
+        *(f"{part.what}: {part.count}" for part in parts if part.count),
         *say_rest(original, converted, parts, pair)])
 
 
 def say_training(agree, converted, without):
     count = len(converted.ranks)
-    yield (f"the same training{', but not split between ranks' * agree.not_shared_out}: {agree.steps} steps "
-           f"with {count} process{'es' * (count > 1)}{', SyncBatchNorm' * ('synchronised' in converted.names('batchnorm'))}"
+    yield (f"the same training{', but not split between ranks' * agree.not_shared_out}: {agree.steps} steps with "
+           f"{count} process{'es' * (count > 1)}{', SyncBatchNorm' * ('synchronised' in converted.names('batchnorm'))}"
            + f"; not compared: {', '.join(without)}" * bool(without))
     yield f"weights within {agree.weights:.0e} of their norm; rounding alone moves them by {agree.rounding:.0e}"
     if agree.not_shared_out:
         yield str(Fault("each rank computes all of it: give each its part of the batch", Heading.ROUTES))
     elif agree.whole:
         parts = {*agree.whole} <= {Losses.MEAN, Losses.SUM, Losses.MEAN_OF_SAMPLES}
-        yield "every rank runs the forward pass on the whole batch" + ", but takes the loss of its own part only" * parts
+        own = ", but takes the loss of its own part only" * parts
+        yield f"every rank runs the forward pass on the whole batch{own}"
     elif agree.unseen == agree.steps and count > 1:
         yield "the model is fed nothing that the check sees, so it cannot tell whether the ranks share the work"
 
@@ -160,9 +165,11 @@ def not_compared(original, converted):
 def say_rest(original, converted, parts, pair):
     """Each thing once: three names and a count."""
     for text, names in (
-            (f"not {'/'.join(dict.fromkeys(part.what for part in parts if part.missing))} by {converted.name} in these words",
+            (f"not {'/'.join(dict.fromkeys(part.what for part in parts if part.missing))} by {converted.name} in these "
+             "words",
              [one for part in parts for one in part.missing]),
-            (f"not compared, because it differs in each run of {original.name}", [one for part in parts for one in part.varying]),
+            ("not compared, because it differs in each run of "
+             f"{original.name}", [one for part in parts for one in part.varying]),
             ("not compared, because the gradient is nothing but rounding", pair.noise),
             ("not compared, because it is on only where there is a GPU", sorted(pair.on_gpus))):
         if names:

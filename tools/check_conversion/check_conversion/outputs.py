@@ -1,5 +1,5 @@
-"""What both printed, showed, logged and left in files: all of it in the same way. An item has a place and a name (its words
-in text, its name in a file or a log) and parts with numbers; items of the same place and name are compared in their order.
+"""What both printed, showed, logged and left in files. Text is compared line by line: lines of the same words, in their
+order, number by number; and so are figures of a log, and numbers and strings in a file.
 
 What differs between the two runs of the original by more than rounding is a time, an address or the like: it is not
 compared. All else has to be the same, as far as rounding moves it.
@@ -29,15 +29,12 @@ SETTINGS = {"args", "config", "hparams", "opt", "options", "settings", "param_gr
 
 
 class Number(NamedTuple):
-    values: list  # one, or the sketch of a tensor
-    unit: float = 0.0  # what one in its last printed digit is worth
-    exact: bool = False  # a count, which is never rounded
-    kind: str = "figure"  # a row of KINDS
-    group: str = ""  # of tensors of which the largest is the measure
+    value: float  # a count, which is never rounded, is an int
+    unit: float  # what one in its last printed digit is worth
 
 
 class Part(NamedTuple):
-    around: str  # its words, or a tensor's shape
+    around: str  # its words
     numbers: list
 
 
@@ -45,8 +42,6 @@ class Item(NamedTuple):
     shown: str
     parts: list
 
-
-# Items of text.
 
 def value(figure):
     figure = figure.replace(",", "").lower()
@@ -64,8 +59,7 @@ def last_digit(figure):
 
 
 def part_of(token):
-    figures = [(value(one), last_digit(one)) for one in NUMBER.findall(token)]
-    return Part(NUMBER.sub(MARK, token), [Number([one], unit, isinstance(one, int)) for one, unit in figures])
+    return Part(NUMBER.sub(MARK, token), [Number(value(one), last_digit(one)) for one in NUMBER.findall(token)])
 
 
 def items_of_text(text):
@@ -81,68 +75,34 @@ def items_of_text(text):
 
 def text_of_log(run):
     records = (record for process in run.processes for record in process.of("figure"))
-    return "\n".join(f"{record.name} {record.value[0]!r}" + f" for step {record.value[1]}" * (record.value[1] is not None)
+    return "\n".join(f"{record.name} {record.value[0]!r}" + " for step "
+                                                            f"{record.value[1]}" * (record.value[1] is not None)
                      for record in records)
-
-
-# Items of a file.
-
-def items_of_tensors(values):
-    found = collections.defaultdict(list)
-    for name, one in values.items():
-        if isinstance(one, Tensor):
-            kind = "state" if of_optimizer(name, values) else "tensor"
-            group = f"{kind} {name.rpartition('.')[2]}"
-            found[name] = [Item(name, [Part(str(one.shape), [
-                Number(sketch, 0.0, one.whole, kind, f"{group} {place}") for place, sketch in enumerate(one.sketches)])])]
-    return found
-
-
-def plain(values, others):
-    """Numbers and strings that the others have too, as lines."""
-    return "\n".join(f"{name}: {' '.join(str(one).split())}" for name, one in values.items()
-                     if name in others and not isinstance(one, Tensor) and not is_setting(name))
-
-
-def of_optimizer(name, values):
-    """Whether it is of an optimizer's state, beside which its groups are saved."""
-    found = re.match(r"(|.*?\.)state\.", name)
-    return bool(found) and any(key.startswith(f"{found[1]}param_groups.") for key in values)
-
-
-def is_setting(name):
-    """What a script was told, not what it found; and what BatchNorm has counted."""
-    return bool(SETTINGS & {*name.split(".")}) or name.endswith("num_batches_tracked")
 
 
 # How far they may part.
 
 class Figures(Measured):
-    """Numbers of the same place, one after the other. A printed figure may also be rounded to another last digit, but by
-    chance: that is rarer, the less rounding moves the figure."""
+    """Numbers of the same place, one after the other. A printed figure may also be rounded to another last digit, but
+    by chance: that is rarer, the less rounding moves the figure."""
 
-    def __init__(self, kind, drift):
-        super().__init__(kind)
-        self.floor = max(self.floor, TIMES * drift)
-        self.least = max(LARGE if kind != "figure" else 0, BY_ROUNDING * drift)
+    def __init__(self, drift):
+        super().__init__("figure", TIMES * drift)
+        self.least = BY_ROUNDING * drift
         self.expected, self.flipped = 0.0, []  # last digits that chance changes; the rows that have such
-
-    def size(self, one):
-        return self.largest if one.group else norm(one.values)
 
     def varies(self, one, nudged):
         """Whether it moves by more than rounding when the original runs again."""
-        return one.values != nudged.values and (
-            distance(one.values, nudged.values) > one.unit + self.least * self.size(one) + ZERO)
+        return one.value != nudged.value and distance([one.value], [nudged.value]) > (
+            one.unit + self.least * norm([one.value]) + ZERO)
 
     def part(self, one, nudged, other, row):
         """Whether the converted script's is another number."""
-        if one.exact and one.values == nudged.values:
-            return other.values != one.values
-        unit = min(one.unit, other.unit)
-        self.parted = max(self.parted, distance(one.values, nudged.values) - unit)
-        allowed = max(TIMES * self.parted, self.floor * self.size(one)) + ZERO
-        apart = distance(one.values, other.values)
+        if isinstance(one.value, int) and one.value == nudged.value:
+            return other.value != one.value
+        unit, apart = min(one.unit, other.unit), distance([one.value], [other.value])
+        self.parted = max(self.parted, distance([one.value], [nudged.value]) - unit)
+        allowed = max(TIMES * self.parted, self.floor * norm([one.value])) + ZERO
         if unit:
             self.expected += min(1, allowed / unit)
         if allowed < apart <= allowed + unit:
@@ -160,14 +120,15 @@ class Comparison:
 
     def __init__(self, what, names, drift, place="", noun="line"):
         self.what, self.names, self.drift, self.place, self.noun = what, names, drift, place, noun
-        self.judges = {}
-        self.same, self.total = 0, 0
+        self.judges = collections.defaultdict(lambda: Figures(drift))  # of each place of an item's numbers
+        self.same, self.total, self.files = 0, 0, []  # files: the names of those that are the same
         self.parted = []  # pairs: how the original shows an item, and how the converted script does
         self.missing, self.varying, self.remarks, self.faults = [], [], [], []
 
     @property
     def count(self):
-        return f"{self.same} of {self.total} {self.noun}{'s' * (self.total != 1)}" if self.total else ""
+        names = f": {few(self.files)}" * bool(self.files)
+        return f"{self.same} of {self.total} {self.noun}{'s' * (self.total != 1)} the same{names}" if self.total else ""
 
     def add(self, other):
         """What is said of one of several places."""
@@ -178,7 +139,6 @@ class Comparison:
         self.faults.append(Fault(f"{self.place}{text}", heading, measured=measured))
 
     def compare(self, original, nudged, converted):
-        self.learn_groups(original, nudged)
         for name, items in original.items():
             theirs, skipped = counterpart(name, original, converted)
             again, others = nudged.get(name, []), converted.get(theirs, [])
@@ -194,23 +154,6 @@ class Comparison:
                 self.compare_rows(name, items, again, others, skipped)
         return self
 
-    def learn_groups(self, original, nudged):
-        """The largest of each group, and how far rounding parts any of it."""
-        pairs = [(self.judge(key, place, a), a, b) for key, items in original.items()
-                 for one, again in zip(items, nudged.get(key, [])) for part, its in zip(one.parts, again.parts)
-                 for place, (a, b) in enumerate(zip(part.numbers, its.numbers)) if a.group]
-        for judge, a, _ in pairs:
-            judge.largest = max(judge.largest, norm(a.values))
-        for judge, a, b in pairs:
-            if not judge.varies(a, b):
-                judge.learn(a.values, b.values)
-
-    def judge(self, place, index, one):
-        key = one.group or (place, index)
-        if key not in self.judges:
-            self.judges[key] = Figures(one.kind, self.drift)
-        return self.judges[key]
-
     def compare_rows(self, name, items, again, others, skipped):
         """Of items of the same name: those that part, and those with something that varies."""
         parted, varying = set(), set()
@@ -221,22 +164,23 @@ class Comparison:
             if 2 * sum(moved) > len(rows):  # a time, where it is too short to be seen too
                 moved = [True] * len(rows)
             varying.update(k for k, varies in enumerate(moved) if varies)
-            parted.update(k for k, varies in enumerate(moved) if not varies and self.differs((name, place), k, *rows[k]))
-            for index, one in enumerate(first.numbers):
-                parted.update(self.judge((name, place), index, one).flipped_by_fault(len(rows)))
+            parted.update(k for k, varies in enumerate(moved)
+                          if not varies and self.differs((name, place), k, *rows[k]))
+            for index in range(len(first.numbers)):
+                parted.update(self.judges[name, place, index].flipped_by_fault(len(rows)))
         self.parted += [(items[k].shown, others[k].shown) for k in sorted(parted)]
         self.varying += [self.place + items[k].shown for k in sorted(varying - parted)]
         self.same += len(items) - len(parted)
 
     def varies(self, place, part, nudged):
         return part.around != nudged.around or any(
-            self.judge(place, index, a).varies(a, b) for index, (a, b) in enumerate(zip(part.numbers, nudged.numbers)))
+            self.judges[(*place, index)].varies(a, b) for index, (a, b) in enumerate(zip(part.numbers, nudged.numbers)))
 
     def differs(self, place, row, part, nudged, other):
         if part.around != other.around:
             return True
         three = enumerate(zip(part.numbers, nudged.numbers, other.numbers))
-        return max([self.judge(place, index, one).part(one, *them, row) for index, (one, *them) in three], default=False)
+        return max([self.judges[(*place, index)].part(*numbers, row) for index, numbers in three], default=False)
 
     def say_parted(self):
         if self.parted:
@@ -279,30 +223,82 @@ def compare_values(values, found):
     if renamed == "module.":
         found.fault("the saved names begin with `module.`: save model.module.state_dict()", Heading.SAVING)
         return found
-    both = {name for name in one if name in nudged and name in other}
-    found.compare(*map(items_of_tensors, (one, nudged, other)))
-    reordered = [name for name, _ in found.parted if in_another_order(one[name], other[name])]
-    tensors = [name for name, _ in found.parted if name not in reordered]
+    parted, varying = compare_tensors(one, nudged, other, found.drift)
+    found.varying += [f"{found.place}{name}" for name in varying]
+    reordered = [name for name in parted if in_another_order(one[name], other[name])]
+    tensors = [name for name in parted if name not in reordered]
     shapes = [f"{name} has the shape {other[name].shape} instead of {one[name].shape}" for name in tensors
               if other[name].shape != one[name].shape]
     lacking = [name for name in one if name not in other and name in nudged]
     if lost := [name for name in lacking if isinstance(one[name], Tensor)]:
         found.fault(f"without {few(lost)}", Heading.SAVING)
-    elif shapes:
-        found.fault(few(shapes), Heading.SAVING)
     elif tensors:
-        found.fault(f"a different {few(tensors)} is saved", Heading.SAVING, measured=True)
+        found.fault(few(shapes) or f"a different {few(tensors)} is saved", Heading.SAVING, measured=not shapes)
     text = Comparison("saved", found.names, found.drift, found.place)
-    found.missing = []
-    found.add(compare_text([plain(each, both) for each in values], text, every_line=True))
+    found.add(compare_text([plain(each, values) for each in (one, nudged, other)], text, every_line=True))
+    settings = [name for name in one if is_setting(name) and is_other(one[name], nudged.get(name), other.get(name))]
     for names, what in ((lacking * (not found.faults), f"not saved by {found.names[1]}"),
                         ([name for name in other if name not in one], f"saved by {found.names[1]} alone"),
-                        ([name for name in one if is_setting(name) and is_other(one[name], nudged.get(name), other.get(name))],
-                         "another setting"),
+                        (settings, "another setting"),
                         (reordered, "the same rows or columns in another order"),
                         ([renamed] * bool(renamed), "saved under other names")):
         found.remarks += [f"{found.place}{what}: {few(names)}"] * bool(names)
     return found
+
+
+def compare_tensors(one, nudged, other, drift):
+    """Names of those that part, and of those that vary."""
+    names = [name for name in one if all(isinstance(each.get(name), Tensor) for each in (one, nudged, other))
+             and not is_setting(name)]
+    groups = in_groups({name: one[name] for name in names}, one, drift)
+
+    def measured(name, others):
+        return zip(groups[name], one[name].sketches, others[name].sketches)
+    varying = [name for name in names if nudged[name].shape != one[name].shape or any(
+        distance(a, b) > max(LARGE, BY_ROUNDING * drift) * by.largest + ZERO for by, a, b in measured(name, nudged))]
+    parted, kept = [], [name for name in names if name not in varying]
+    for name in kept:
+        for by, a, b in measured(name, nudged):
+            by.learn(a, b)
+    for name in kept:
+        a, b, c = one[name], nudged[name], other[name]
+        differs = any(distance(*two) > by.allowed + ZERO for by, *two in measured(name, other))
+        if a.whole and a.sketches == b.sketches:
+            differs = a.sketches != c.sketches
+        if differs or a.shape != c.shape:
+            parted.append(name)
+    return parted, varying
+
+
+def in_groups(tensors, values, drift):
+    """Of each tensor what it is measured by: the largest of all whose names end alike, for one that is 0 in theory has
+    no size of its own."""
+    groups = {}
+    for name, one in tensors.items():
+        kind = "state" if of_optimizer(name, values) else "tensor"
+        new = [Measured(kind, TIMES * drift) for _ in one.sketches]
+        groups[name] = groups.setdefault((kind, name.rpartition(".")[2]), new)
+        for by, a in zip(groups[name], one.sketches):
+            by.largest = max(by.largest, norm(a))
+    return groups
+
+
+def plain(values, all_three):
+    """Numbers and strings that all three have, as lines."""
+    return "\n".join(f"{name}: {' '.join(str(one).split())}" for name, one in values.items()
+                     if all(name in each for each in all_three) and not isinstance(one, Tensor)
+                     and not is_setting(name))
+
+
+def of_optimizer(name, values):
+    """Whether it is of an optimizer's state, beside which its groups are saved."""
+    found = re.match(r"(|.*?\.)state\.", name)
+    return bool(found) and any(key.startswith(f"{found[1]}param_groups.") for key in values)
+
+
+def is_setting(name):
+    """What a script was told, not what it found; and what BatchNorm has counted."""
+    return bool(SETTINGS & {*name.split(".")}) or name.endswith("num_batches_tracked")
 
 
 def is_other(one, nudged, other):
@@ -310,8 +306,8 @@ def is_other(one, nudged, other):
 
 
 def under_the_same_names(one, other):
-    """The converted script's values under the original's names, and what was renamed: FSDP's optimizer has the parameters'
-    names, torch.optim's their numbers; and names may begin with module., at any place."""
+    """The converted script's values under the original's names, and what was renamed: FSDP's optimizer has the
+    parameters' names, torch.optim's their numbers; and names may begin with module., at any place."""
     plain = {re.sub(r"(^|\.)module\.", r"\1", key) for key in other} - other.keys()
     if any(key in plain and key not in other for key in one):
         return other, "module."
@@ -366,7 +362,8 @@ def compare_files(original, nudged, converted, found):
         elif file.kind == "unread":
             unread.append(f"{our} ({file.why})")
         elif converted.files[our].kind != file.kind:
-            found.fault(f"{our} cannot be read as in {found.names[0]}: it is {converted.files[our].why or 'of another kind'}",
+            found.fault(f"{our} cannot be read as in {found.names[0]}: it is "
+                        f"{converted.files[our].why or 'of another kind'}",
                         Heading.SAVING)
         else:
             inside = compare_file(our, (file, nudged.files[again[name]], converted.files[our]), found)
@@ -377,7 +374,7 @@ def compare_files(original, nudged, converted, found):
     more = [name for name in converted.files if name not in ours.values()]
     found.remarks += [f"written by {found.names[1]} alone: {few(more)}"] * bool(more)
     found.remarks += [f"not read: {few(unread)}"] * bool(unread)
-    found.same, found.total = len(same), len(original.files)
+    found.same, found.total, found.files = len(same), len(original.files), same
     return found
 
 
@@ -396,5 +393,5 @@ def compare(original, nudged, converted, drift):
     return [compare_text([run.stdout for run in runs], Comparison("printed", names, drift)),
             compare_text([run.errors for run in runs], Comparison("written to stderr", names, drift)),
             compare_text(bars, Comparison("shown in progress bars", names, drift, noun="bar")),
-            compare_text([*map(text_of_log, runs)], Comparison("logged", names, drift, noun="figure"), every_figure=True),
+            compare_text([*map(text_of_log, runs)], Comparison("logged", names, drift, noun="figure"), True),
             compare_files(*runs, Comparison("written", names, drift, noun="file"))]

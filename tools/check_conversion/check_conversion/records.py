@@ -15,6 +15,7 @@ and the check has stdout and stderr of the command itself written there.
 """
 import collections
 import dataclasses
+import functools
 import json
 import os
 import pickle
@@ -77,7 +78,8 @@ ALIKE, SHARED_OUT, MADE_UP, ALONE = (
     "the original's is the mean or the sum of the ranks'", "one of the ranks has the original's")
 KINDS = {
     # Of a step, in the order in which it is made.
-    "loader": Kind("a DataLoader began; name: its sampler's class, value: the class that drops an incomplete batch, or ''"),
+    "loader": Kind("a DataLoader began; name: its sampler's class, value: the class that drops an incomplete batch, "
+                   "or ''"),
     "shuffle": Kind("a sampler began; value: Shuffle", ALIKE),
     "score": Kind("that ReduceLROnPlateau was given", ALIKE, 0.01),  # of all scores so far
     "fed": Kind("a tensor that the model was given in training; name: 'Net 0', value: Fed", SHARED_OUT, 1e-5),
@@ -179,8 +181,15 @@ class Process:
         return Process(self.pid, [record._replace(step=max(0, record.step - step)) for record in self.records
                                   if record.step >= step or record.kind == "parameters"])
 
+    @functools.cached_property
+    def by_kind(self):
+        found = collections.defaultdict(list)
+        for record in self.records:
+            found[record.kind].append(record)
+        return found
+
     def of(self, kind):
-        return [record for record in self.records if record.kind == kind]
+        return self.by_kind[kind]
 
     def parameters(self, optimizer):
         found = [record.value for record in self.of("parameters")]

@@ -50,7 +50,7 @@ class Run:
 
 
 def prepare(workspace, again=None, **options):
-    """What the processes of a run are told: a new copy to work in, or that of an earlier run, and a folder of records."""
+    """What the processes of a run are told: a new copy to work in, or an earlier run's, and a folder of records."""
     root, copy = (again.root, again.copy) if again else map(str, workspace.copy())
     temporary = tempfile.mkdtemp(prefix="t", dir=workspace.home)  # short: sockets have names of at most 107 letters
     return Settings(tempfile.mkdtemp(prefix="records.", dir=workspace.home), str(workspace.home), temporary, root, copy,

@@ -1,5 +1,5 @@
-"""Which samples a step was made of, in both runs: the same, fewer, others, or other values; and how the ranks' losses make
-up the original's."""
+"""Which samples a step was made of, in both runs: the same, fewer, others, or other values; and how the ranks' losses
+make up the original's."""
 import bisect
 import itertools
 import math
@@ -90,7 +90,8 @@ class Argument:
     """Of the model, in the original's step and in those of all ranks."""
 
     def __init__(self, name, step, shares):
-        self.name, self.fed = name, [[one for known, one in each.get("fed", []) if known == name] for each in (step, *shares)]
+        self.name = name
+        self.fed = [[one for known, one in each.get("fed", []) if known == name] for each in (step, *shares)]
         self.whole_numbers = any(one.whole_numbers for one in self.fed[0])
         # By whichever dimension the samples are told apart: a list's elements, rows or columns.
         found = {axis: relate(self.checksums(axis)[0], self.checksums(axis)[1:]) for axis in ("one", "rows", "columns")}
@@ -116,7 +117,7 @@ class Argument:
                      for number in getattr(one, self.axis)]
             if matched(known, ours) <= 0.5 * len({*ours}):
                 self.relation = Relation.VALUES
-        if self.relation == Relation.OTHERS:  # parts are as wide as their longest sample: tokens[:, :-1] cuts that one alone
+        if self.relation == Relation.OTHERS:  # parts are as wide as their longest: tokens[:, :-1] cuts that one alone
             widths = {frozenset(tuple(one.shape[1:]) for one in each) for each in self.fed}
             original, *ranks = self.checksums("rows")
             ours = [*itertools.chain(*ranks)]
@@ -147,22 +148,26 @@ def compare(step, nudged, shares, steps, name):
     chosen = ([one for one in telling if one.relation != Relation.SAME] or telling or found)[0]
     is_whole = {one.relation for one in found} == {Relation.WHOLE}
     original, *ranks = map(len, chosen.checksums())
-    return Samples(chosen.relation if telling or is_whole else Relation.UNKNOWN, chosen.name, sizes, original, tuple(ranks),
-                   chosen.whole_numbers, {one.name: one.relation for one in found}, mispaired(telling))
+    relation = chosen.relation if telling or is_whole else Relation.UNKNOWN
+    return Samples(relation, chosen.name, sizes, original, tuple(ranks), chosen.whole_numbers,
+                   {one.name: one.relation for one in found}, mispaired(telling))
 
 
 def mispaired(arguments):
     """Two whose samples are all there, but go together otherwise, or nothing."""
-    distinct = [one for one in arguments if len({*one.checksums()[0]}) == len(one.checksums()[0])]
-    for key, other in itertools.product(distinct[:1], arguments):
-        pairs = [[*zip(*both)] for both in zip(key.checksums(), other.checksums())]
-        known = sorted(pairs[0])
+    found = {one.name: one.checksums() for one in arguments}
+    distinct = [name for name, (original, *_) in found.items() if len({*original}) == len(original)]
+    for key, other in itertools.product(distinct[:1], found):
+        if len(found[key][0]) != len(found[other][0]):
+            continue
+        known, *pairs = ([*zip(*both)] for both in zip(found[key], found[other]))
+        known.sort()
         close = SAME * max((abs(value) for _, value in known), default=0)
-        for number, value in itertools.chain(*pairs[1:]):
+        for number, value in itertools.chain(*pairs):
             place = bisect.bisect(known, (number,))
             nearest = min(known[max(place - 1, 0):place + 1], key=lambda pair: abs(pair[0] - number))
-            if len(key.checksums()[0]) == len(other.checksums()[0]) and abs(nearest[1] - value) > close:
-                return other.name, key.name
+            if abs(nearest[1] - value) > close:
+                return other, key
     return ()
 
 

@@ -51,8 +51,8 @@ class Buffers:
             for rank, share in enumerate(shares[1:], 1):
                 if names := self.apart(shares[0], shares[0], share, " on ranks"):
                     return number >= k - 1 and (
-                        f"{names} differs between ranks 0 and {rank} in step {number}: DDP averages only gradients, so each "
-                        "rank must compute it from the whole batch")
+                        f"{names} differs between ranks 0 and {rank} in step {number}: DDP averages only gradients, so "
+                        "each rank must compute it from the whole batch")
             if names := self.apart(one, nudged, shares[0]):
                 return number >= k - 1 and f"{names} differs from that of {self.pair.name} in step {number}"
         return ""
@@ -99,7 +99,8 @@ def keep(optimizer, original, ours, noise):
     if len(names) != len(theirs):
         return Kept([names[place] for place in kept], kept, [*range(len(theirs))])
     by_name = sorted(names) == sorted(theirs) and len({*names}) == len(names)  # perhaps in another order
-    return Kept([names[place] for place in kept], kept, [theirs.index(names[place]) if by_name else place for place in kept])
+    places = [theirs.index(names[place]) if by_name else place for place in kept]
+    return Kept([names[place] for place in kept], kept, places)
 
 
 def noise_in(steps, nudged):
@@ -184,10 +185,10 @@ def unseeded(original, nudged):
     for k, (a, b) in enumerate(zip(original.steps, nudged.steps), 1):
         if distance(a.last("before"), b.last("before")) > 100 * eps * norm(a.last("before")):
             return "it begins with different weights" if k == 1 else ""  # rounding, which the rest may follow
-        states = b.named("drew")
-        if drawn := [name for name, (state, moved) in a.named("drew").items() if moved and states.get(name, (0,))[0] != state]:
+        states = {name: state for name, (state, _) in b.named("drew").items()}
+        if drawn := [name for name, (state, moved) in a.named("drew").items() if moved and states.get(name) != state]:
             return f"step {k}: by {' and '.join(drawn)}"
-        if k <= 2 and len(same_twice(a, b)) < len(a.named("fed")):  # later a state that is fed again follows the weights
+        if k <= 2 and len(same_twice(a, b)) < len(a.named("fed")):  # later what is fed again follows the weights
             return f"step {k}: other samples, or other values of them"
     return ""
 
@@ -230,7 +231,7 @@ def compare(pair, whole=True):
         if cause and earlier and not e.gradients_differ and not cause.always:
             k, cause, sentence = earlier  # gradients that differed before, and moved no weight yet
         if not cause and not all(map(math.isfinite, e.one.last("after"))):
-            agree.stopped = f"step {k}: the weights of both scripts are no longer finite, so nothing more can be compared"
+            agree.stopped = f"step {k}: the weights of both scripts are no longer finite: nothing more can be compared"
         elif cause and cause.stops:
             agree.stopped = f"step {k}: {sentence}"
         elif cause:
@@ -256,8 +257,8 @@ def at_the_end(pair, steps):
     if not any(one.largest for one in pair.weights.values()):
         raise CannotSay(f"training moves no weight in {pair.name}")
     if any(one.largest and not one.shown for one in pair.weights.values()):
-        raise CannotSay(f"in {pair.name} rounding alone moves the weights as far as training does: take a larger learning "
-                        "rate in both")
+        raise CannotSay(f"in {pair.name} rounding alone moves the weights as far as training does: take a larger "
+                        "learning rate in both")
     e = Evidence(pair, steps, pair.original.tail, pair.nudged.tail, [rank.tail for rank in pair.ranks])
     sentence = scores_of_ranks(e) or other_scores(e)
     return Fault(f"ReduceLROnPlateau {sentence}", Heading.DECISIONS, steps) if sentence else None

@@ -32,8 +32,8 @@ class Workspace:
         self.entries = [*self.walk(self.folder)]
         self.check_size()
         # What is linked is read only; what a link to a folder above leads to changes by others too.
-        self.linked = {link.resolve() for link in self.entries if self.is_linked(link)} - {self.folder, *self.folder.parents}
         self.protected = {self.folder, *(link.resolve() for link in self.entries if self.is_linked(link))}
+        self.linked = self.protected - {self.folder, *self.folder.parents}
         self.before = self.state()
         self.home = Path(tempfile.mkdtemp(prefix="check_conversion.")).resolve()
 

@@ -26,7 +26,7 @@ def test_two_commands_are_compared_by_torch_alone_also_ranks_that_their_script_s
                            capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(packages.parent)})
     assert found.returncode == 0 and re.match(
         r"the same training: 12 steps with 2 processes\nweights within \de-1\d of their norm; rounding alone moves them by "
-        r"\de-1\d\nprinted: 2 of 2 lines the same\nwritten: 1 of 1 file the same\n", found.stdout), found
+        r"\de-1\d\nprinted: 2 of 2 lines the same\nwritten: 1 of 1 file the same: model.pt\n", found.stdout), found
     assert re.findall("run .*", found.stderr) == [f"run {k} of 3: python train{'_ddp' * (k == 1)}.py" for k in (1, 2, 3)]
     assert {*os.listdir()} == files
 

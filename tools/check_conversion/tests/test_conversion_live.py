@@ -30,14 +30,14 @@ LESS = ("randn(144", "randn(133")  # the last batch has 13 samples
 SLOWER = ("    total = torch", "    optimizer.param_groups[0]['lr'] = 0.05 / (epoch + 1)\n    total = torch")
 WHOLE = ("24 // world_size, sampler=sampler", "24, shuffle=True")
 PART = ("        loss =", "        whole, x, y = len(x), x[rank::world_size], y[rank::world_size]\n        loss =")
-# A list and a mapping, given to forward itself.
+# A list and a mapping.
 TREE = [(MODEL, "Net(4, 1)"), ("x = torch.randn", """
 class Net(nn.Linear):
     def forward(self, images, batch):
         return nn.functional.mse_loss(super().forward(torch.stack(images)), torch.stack(batch["y"]))
 
 
-x = torch.randn"""), (LOSS, "model.forward([*x], {'y': [*y]})")]
+x = torch.randn"""), (LOSS, "model([*x], {'y': [*y]})")]
 NOISE = [("import torch\n", "import random\nimport numpy\nimport torch\n"),
          ("manual_seed(0)\n", "manual_seed(0)\nrandom.seed(0)\nnumpy.random.seed(0)\n"),
          (LOSS, "nn.functional.mse_loss(model(x + torch.randn_like(x)\n * torch.tensor(numpy.random.rand(len(x), 1))\n"

@@ -22,10 +22,10 @@ def test_samples_of_all_ranks_relate_to_the_original_s_as_far_as_rounding_lets_t
 
 def test_a_figure_may_part_as_far_as_rounding_parts_it_but_a_count_that_both_runs_of_the_original_have_may_not():
     def part(figures, *three, unit=0.0):
-        return figures.part(*(Number([one], unit, isinstance(one, int)) for one in three), row=0)
-    figures, blurred = Figures("figure", drift=1e-6), Figures("figure", drift=0.5)
+        return figures.part(*(Number(one, unit) for one in three), row=0)
+    figures, blurred = Figures(drift=1e-6), Figures(drift=0.5)
     assert not part(figures, 1.0, 1.0, 1.0 + 4e-6) and part(figures, 1.0, 1.0, 1.0 + 6e-6)
-    assert figures.varies(Number([1.0]), Number([1.001])) and not figures.varies(Number([1.0]), Number([1.00001]))
+    assert figures.varies(Number(1.0, 0), Number(1.001, 0)) and not figures.varies(Number(1.0, 0), Number(1.00001, 0))
     assert not part(figures, math.nan, math.nan, math.nan) and part(figures, 1.0, 1.0, math.nan)
     assert part(blurred, 96, 96, 48) and not part(blurred, 96, 95, 94)
     assert not part(figures, 91.4, 91.4, 91.3, unit=0.1) and figures.flipped_by_fault(1) and not figures.flipped_by_fault(100)

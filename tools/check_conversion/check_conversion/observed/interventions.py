@@ -47,7 +47,7 @@ def attend_to_all(attend):
 def keep_all(bernoulli):
     """Stochastic depth is a dropout of whole samples."""
     def keep(tensor, p=0.5, *given, **options):
-        if steps.in_forward and isinstance(p, float):
+        if steps.under_way and isinstance(p, float):
             note_dropout(1 - p)
             return tensor.fill_(1)
         return bernoulli(tensor, p, *given, **options)
@@ -91,13 +91,15 @@ def by_torch():
     return sys._getframe(2).f_globals.get("__name__", "").startswith("torch.")
 
 
-def convert_to_float64(convert):
-    def to(tensor, *given, **options):
-        if not by_torch():
-            given = [torch.float64 if one is torch.float32 else one for one in given]
-            options = {name: torch.float64 if one is torch.float32 else one for name, one in options.items()}
-        return convert(tensor, *given, **options)
-    return to
+def make_in_float64(make):
+    """Where the script asks for float32, or gets it of numpy."""
+    def make_tensor(*given, **options):
+        if by_torch():
+            return make(*given, **options)
+        given = [torch.float64 if one is torch.float32 else one for one in given]
+        options = {name: torch.float64 if one is torch.float32 else one for name, one in options.items()}
+        return in_float64(make(*given, **options))
+    return make_tensor
 
 
 def stay_in_float64(convert):
@@ -126,7 +128,9 @@ def compute_in_float64():
     torch.set_default_dtype(torch.float64)
     for kind in (torch.Tensor, torch.nn.Module):
         replace(kind, "float", stay_in_float64)
-        replace(kind, "to", convert_to_float64)
+        replace(kind, "to", make_in_float64)
+    for name in ("tensor", "as_tensor", "from_numpy", "zeros", "ones", "empty", "full", "rand", "randn", "arange"):
+        replace(torch, name, make_in_float64)
     replace(_BaseDataLoaderIter, "__next__", lambda load: lambda iterator: tree_map(in_float64, load(iterator)))
     before(torch.autograd, "backward", check_precision)
     torch.nn.modules.module.register_module_forward_pre_hook(feed_in_float64)

@@ -1,5 +1,6 @@
 """The modules that are alive: names for parameters, and all tensors that no optimizer holds, such as a momentum
-encoder, a queue, running statistics. None of these is averaged: only the script itself keeps them alike on all ranks."""
+encoder, a queue, running statistics. None of these is averaged: only the script itself keeps them alike on all
+ranks."""
 import gc
 import sys
 

@@ -17,7 +17,8 @@ from check_conversion.records import Record, Settings
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {  # which arguments of an event are paths that change
     "os.rename": (0, 1), "os.symlink": (1,), "os.link": (1,), **dict.fromkeys(
-        ("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime", "shutil.rmtree"), (0,))}
+        ("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime",
+         "shutil.rmtree"), (0,))}
 FOLLOW = "open", "os.truncate", "os.chmod", "os.chown", "os.utime"  # a link to what it stands for
 # What is nobody's work: devices, and what packages keep to be faster the next time.
 FREE = ["/dev", "/proc", "/sys", *map(os.path.expanduser, (
@@ -128,8 +129,10 @@ def protect(path, event="open"):
 
 
 def note_file(kind, path):
-    if isinstance(path, (str, bytes, os.PathLike)) and below(real := os.path.realpath(os.fsdecode(path)), settings.copy):
-        note(kind, os.path.relpath(real, settings.copy))
+    if isinstance(path, (str, bytes, os.PathLike)):
+        real = os.path.realpath(os.fsdecode(path))
+        if below(real, settings.copy):
+            note(kind, os.path.relpath(real, settings.copy))
 
 
 def watch(event, given):

@@ -1,5 +1,4 @@
 """Notes each optimizer step and what leads to it: samples, losses, norms, random numbers, gradients, weights."""
-import functools
 import random
 import sys
 import weakref
@@ -27,7 +26,8 @@ optimizers = weakref.WeakSet()
 stepped, stepping = [], []  # optimizers that have taken a step; that take one
 trained = weakref.WeakSet()  # modules with their parameters
 noted = {}  # of the step under way: its gradients and options
-in_forward = False  # of a model in training
+under_way = []  # the forward of a model in training, and those of its modules
+modes = []  # whether the model that was called last was in training mode
 
 
 def parameters_of(optimizer):
@@ -88,35 +88,24 @@ def is_trained(module):
     return module in trained
 
 
-def outermost(forward):
-    """Of all modules in one another the outermost is fed samples, by model(x) or model.forward(x)."""
-    @functools.wraps(forward)
-    def note_and_go(module, *given, **options):
-        global in_forward
-        if in_forward or not torch.is_grad_enabled() or not is_trained(module):
-            return forward(module, *given, **options)
-        note_fed(module, given, options)
-        in_forward = True
-        try:
-            return forward(module, *given, **options)
-        finally:
-            in_forward = False
+def enter(module, given):
+    """Of all modules in one another the outermost is fed samples."""
+    if under_way or (torch.is_grad_enabled() and is_trained(module)):
+        under_way.append(module)
+
+
+def leave(module, given, options, result):
+    if under_way:
+        under_way.pop()
+        if not under_way:
+            note_fed(module, given, options)
             note("forward", "", generator_states())
-    return note_and_go
-
-
-def note_class(cls, **options):
-    """A class of the user's own, or of a package that comes later."""
-    super(torch.nn.Module, cls).__init_subclass__(**options)
-    if "forward" in vars(cls):
-        cls.forward = outermost(cls.forward)
 
 
 def note_fed(module, given, options):
     while isinstance(getattr(module, "module", None), torch.nn.Module):
         module = module.module
-    if not module.training:
-        note_once("switch", "model.eval()", False)
+    modes[:] = [module.training]
     name = type(module).__name__.removeprefix("FSDP")
     if torch._C._get_tracing_state() is None:
         for place, argument in [*enumerate(given), *options.items()]:
@@ -145,6 +134,8 @@ def tensors_in(value, path, depth=5):
 # Losses, and the scaler of a loss.
 
 def note_loss(tensors, *given, **options):
+    if False in modes:
+        note_once("switch", "model.eval()", False)
     for one in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
         if one.numel() == 1 and not isinstance(one, DTensor):
             note("loss", "", one.item() / getattr(one, "scaled_by", 1))
@@ -222,9 +213,8 @@ def after_step(optimizer, given, options):
 
 
 def install():
-    replace(torch.nn.Module, "__call__", outermost)
-    replace(torch.nn.Sequential, "forward", outermost)
-    torch.nn.Module.__init_subclass__ = classmethod(note_class)
+    torch.nn.modules.module.register_module_forward_pre_hook(enter)
+    torch.nn.modules.module.register_module_forward_hook(leave, with_kwargs=True, always_call=True)
     after(Optimizer, "add_param_group", lambda result, optimizer, group: optimizers.add(optimizer))
     before(torch.autograd, "backward", note_loss)
     clip = torch.nn.utils.clip_grad
