@@ -212,21 +212,19 @@ def compare_lines(texts, found, from_the_start=False):
         count = len(items) if from_the_start else min(len(items), max(len(ours), len(items) - len(seen)))
         if count:
             expected[words] = items[-count:]
-            again[words] = [without_times(item, [*zip(items, seen)]) for item in items[-count:]]
+            varying = {place for one, other in zip(items, seen) for place, part in enumerate(one.parts)
+                       if part != other.parts[place]}
+            again[words] = [without(varying | times_in(item.shown), item) for item in items[-count:]]
     found.compare(expected, again, restarted)
 
 
-def without_times(item, pairs):
-    """And without what differs between items of the unbroken run and of the killed one."""
-    times = times_in(item.shown)
-    for one, other in pairs:
-        times |= {place for place, part in enumerate(one.parts) if part != other.parts[place]}
+def without(times, item):
     return Item(item.shown, [TIME if place in times else part for place, part in enumerate(item.parts)])
 
 
 def times_in(line):
     return {place for place, token in enumerate(TOKEN.finditer(line)) if CLOCK.search(token[0])
-            or BEFORE.search(line[:token.start()]) or AFTER.match(line[token.end():])}
+            or BEFORE.search(line[max(0, token.start() - 40):token.start()]) or AFTER.match(line, token.end())}
 
 
 def compare_printed(*runs):
@@ -257,6 +255,9 @@ def compare_file(name, file, killed, restarted):
         separate = ", " if Path(name).suffix in TABLES else ","
         texts = [one.text.replace(",", separate) if one else "" for one in (file, killed, restarted)]
         compare_lines(texts, found, from_the_start=True)
+        if not killed:  # which would show what has other words in each run
+            found.varying += found.missing
+            found.missing = []
         say_lines(found)
     return found
 
@@ -294,6 +295,6 @@ def judge(whole, killed, restarted, step):
     varying = few([name for part in parts for name in part.varying], 1)
     return Verdict(int(bool(faults)), [
         f"{first}: {where}", *faults[:SHOWN], *[f"and {len(faults) - SHOWN} more faults"] * (len(faults) > SHOWN),
-        *(f"{part.what}: {part.count} the same" for part in parts if part.count),
+        *(f"{part.what}: {part.count}" for part in parts if part.total),
         *[f"times, and what else differs in each run, are not compared: {varying}"] * bool(varying),
         *(remark for part in parts for remark in part.remarks)])
