@@ -202,7 +202,7 @@ def shuffles_of_ranks(e):
             if first.value.asked != other.value.asked:
                 return (f"0 and {rank} shuffle differently, because DistributedSampler's seed and epoch are "
                         f"{first.value.asked} and {other.value.asked}")
-            if replace(first.value, again=False, number=0) != replace(other.value, again=False, number=0):
+            if replace(first.value, again=False) != replace(other.value, again=False):
                 return f"0 and {rank} shuffle differently, each with its own random numbers: use DistributedSampler"
     return ""
 
@@ -338,13 +338,6 @@ def parted_numbers(e):
 
 # Which gradients, and which weights.
 
-def clipped_while_scaled(e):
-    scales = [scale for scale in (e.one.last("scale", 1), e.shares[0].last("scale", 1)) if scale != 1]
-    return e.factor_unclipped and any(math.isclose(e.factor_unclipped, power, rel_tol=0.01)
-                                      for scale in scales for power in (scale, 1 / scale)) and (
-        e.pair.converted if e.factor_unclipped > 1 else e.name)
-
-
 def is_factor(e, factor):
     return e.factor is not None and e.count > 1 and math.isclose(e.factor_unclipped or e.factor, factor, rel_tol=0.01)
 
@@ -452,8 +445,6 @@ CAUSES = [
           "gradients are clipped in {e.name}, and are no longer: clip them as before"),
     Cause(H.HAS, lambda e: None in e.both("norm") and e.both("norm")[1] is not None,
           "gradients were not clipped in {e.name}, and are now"),
-    Cause(H.HAS, clipped_while_scaled,
-          "gradients are clipped while they are scaled in {found}: call scaler.unscale_(optimizer) before"),
     Cause(H.HAS, lambda e: e.factor is not None and math.isclose(e.factor_unclipped or 0, 1, rel_tol=1e-6),
           "gradients are clipped to another norm: they are {e.factor:.4g} times those of {e.name}, and were the same "
           "before"),

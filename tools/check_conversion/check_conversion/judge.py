@@ -164,12 +164,12 @@ def not_compared(original, converted):
 
 def say_rest(original, converted, parts, pair):
     """Each thing once: three names and a count."""
+    missing = [one for part in parts for one in part.missing]
+    varying = [f"{one[:60]}…" if len(one) > 60 else one for part in parts for one in part.varying]
+    where = "/".join(dict.fromkeys(part.what for part in parts if part.missing))
     for text, names in (
-            (f"not {'/'.join(dict.fromkeys(part.what for part in parts if part.missing))} by {converted.name} in these "
-             "words",
-             [one for part in parts for one in part.missing]),
-            ("not compared, because it differs in each run of "
-             f"{original.name}", [one for part in parts for one in part.varying]),
+            (f"not {where} by {converted.name} in these words", missing),
+            (f"compared but for what differs in each run of {original.name}, such as a time", varying),
             ("not compared, because the gradient is nothing but rounding", pair.noise),
             ("not compared, because it is on only where there is a GPU", sorted(pair.on_gpus))):
         if names:

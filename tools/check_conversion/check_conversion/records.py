@@ -135,7 +135,6 @@ class Shuffle:
     asked: tuple = ()  # seed and epoch of a DistributedSampler
     again: bool = False  # an earlier epoch asked for the same
     drawn: int = 0  # a checksum of the order that it would have had
-    number: int = 0  # of epochs before it
 
 
 @dataclass

@@ -101,8 +101,6 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
     "samples, losses, gradients, random numbers, learning rates and other options": [
         ([at(1, after=times(1.01), gradients=times(0))], 1, NOT + "step 1: there are no gradients"),
         ([at(7, [1], options=rate(0.02))], 1, NOT + "step 7: ranks 0 and 1 have different .*: lr 0.02"),
-        ([noted("norm", *[("", one) for one in (1., 1., 65536., 65536.)], step=2), noted("scale", *[("", 65536.)] * 4, step=2),
-          at(2, gradients=times(0.5), after=times(1.01))], 1, NOT + "step 2: gradients are clipped while they are scaled"),
         ([noted("drew", ("torch", (1, True)), ("torch", (2, True)), step=1)], 2, UNKNOWN + (
             r"train.py draws different random numbers in each run \(step 1: by torch\)"))],
     "buffers, and modules that no optimizer holds": [

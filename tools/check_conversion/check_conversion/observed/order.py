@@ -55,7 +55,7 @@ def begin(samples, sampler, length, shuffles=True, asked=(), drawn=0):
     number = epochs.asked.index(asked) if again else len(epochs.asked)
     if torch.is_grad_enabled():
         epochs.last = process.steps, asked
-        process.note("shuffle", "", Shuffle(type(sampler).__name__, length, shuffles, asked, again, drawn, number))
+        process.note("shuffle", "", Shuffle(type(sampler).__name__, length, shuffles, asked, again, drawn))
     return number
 
 

@@ -27,6 +27,7 @@ stepped, stepping = [], []  # optimizers that have taken a step; that take one
 trained = weakref.WeakSet()  # modules with their parameters
 noted = {}  # of the step under way: its gradients and options
 under_way = []  # the forward of a model in training, and those of its modules
+scaled = []  # whether gradients are those of a loss that a GradScaler has scaled, as a GPU's would be
 modes = []  # whether the model that was called last was in training mode
 
 
@@ -146,15 +147,24 @@ def note_scaler(result, scaler, *given, enabled=True, **options):
     scaler.asked_for = given[5] if len(given) > 5 else enabled
 
 
-def note_scaled(scaled, scaler, outputs):
+def note_scaled(loss, scaler, outputs):
+    scaled[:] = [True]
     if getattr(scaler, "asked_for", False):
         note_once("switch", "GradScaler", not scaler.is_enabled())
-    if scaler.is_enabled() and isinstance(scaled, torch.Tensor):
-        scaled.scaled_by = scaler.get_scale()
-        note("scale", "", scaled.scaled_by)
+    if scaler.is_enabled() and isinstance(loss, torch.Tensor):
+        loss.scaled_by = scaler.get_scale()
+        note("scale", "", loss.scaled_by)
+
+
+def note_norm(norm, *given, **options):
+    if scaled:
+        note_once("switch", "clipping before scaler.unscale_(optimizer)", False)
+    if not isinstance(norm, DTensor):
+        note("norm", "", float(norm))
 
 
 def note_scaler_step(scaler, *given, **options):
+    scaled.clear()
     if getattr(scaler, "asked_for", False):
         note_once("switch", "GradScaler.step", not scaler.is_enabled())
 
@@ -218,11 +228,12 @@ def install():
     after(Optimizer, "add_param_group", lambda result, optimizer, group: optimizers.add(optimizer))
     before(torch.autograd, "backward", note_loss)
     clip = torch.nn.utils.clip_grad
-    after(clip, "clip_grad_norm_", lambda norm, *_, **__: isinstance(norm, DTensor) or note("norm", "", float(norm)))
+    after(clip, "clip_grad_norm_", note_norm)
     torch.nn.utils.clip_grad_norm_ = clip.clip_grad_norm_
     before(ReduceLROnPlateau, "step", lambda scheduler, metrics, *_, **__: note("score", "", float(metrics)))
     after(torch.amp.GradScaler, "__init__", note_scaler)
     after(torch.amp.GradScaler, "scale", note_scaled)
+    before(torch.amp.GradScaler, "unscale_", lambda *_: scaled.clear())
     before(torch.amp.GradScaler, "step", note_scaler_step)
     before(dist, "init_process_group", lambda *_, **__: note("group"))
     after(dist, "init_process_group", lambda *_, **__: note("group"))
