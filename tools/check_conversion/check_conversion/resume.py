@@ -154,12 +154,12 @@ def begins_like(whole, restarted):
             pairs = zip(parameters.names, *(of_tensors(one.last("before")) for one in (step, first)))
             others = [name for name, a, b in pairs if distance(a, b) > 4 * parameters.eps * norm(a)]
             found.append((len(others), abs(len(whole.steps) - k - len(restarted.steps)), k, others))
-    _, _, k, others = min(found)
+    _, _, k, others = min(found, default=(0, 0, 0, parameters.names))
     return k, others
 
 
 def wrong_beginning(begins, whole, killed, restarted):
-    """By rank: the step, and weights that are others."""
+    """Where it does not begin as it should. begins: of each rank, what begins_like says."""
     k, others = begins[0]
     left, taken = len(whole.ranks[0].steps) - k, sorted({len(process.steps) for process in restarted.ranks})
     if len({one for one, _ in begins}) > 1:
@@ -201,7 +201,7 @@ def lines_of(run):
 
 def compare_lines(texts, found, from_the_start=False):
     """The lines that came after the kill, and of each wording as many before as the restarted run has; or all lines.
-    Times are not compared."""
+    Times are not compared, nor a text that the killed run has in other words."""
     whole, killed, restarted = map(items_of_text, texts)
     expected, again = {}, {}
     if from_the_start and any(len(items) > len(whole[words]) for words, items in killed.items()):
@@ -263,6 +263,8 @@ def compare_file(name, file, killed, restarted):
 
 
 def compare_files(whole, killed, restarted, step):
+    """Those that the unbroken run has written after the kill, and those that the killed run has too: all others have
+    another name each time."""
     found = Comparison("written", NAMES, DRIFT, noun="file")
     later = {record.name for process in whole.processes for record in process.of("wrote") if record.step >= step}
     for name, file in whole.files.items():
@@ -270,9 +272,10 @@ def compare_files(whole, killed, restarted, step):
             inside = compare_file(name, file, killed.files.get(name), restarted.files.get(name))
             found.add(inside)
             found.total += file.kind != "unread"
-            found.same += file.kind != "unread" and not inside.faults
+            found.files += [name] * (file.kind != "unread" and not inside.faults)
         else:
-            found.varying.append(name)  # it has another name each time
+            found.varying.append(name)
+    found.same = len(found.files)
     return found
 
 
