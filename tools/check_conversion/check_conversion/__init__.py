@@ -15,6 +15,7 @@ observed/       works inside the user's processes
   figures.py       what TensorBoard, wandb and tqdm are given
   order.py         one order of the samples
   interventions.py what else makes runs comparable: no dropout, float64, BatchNorm over all ranks, rounding and clocks
+  resuming.py      for --resume instead of the last two: what is saved, and the kill
 sketch.py       tensors in a few numbers, and how far two are apart
 files.py        reads what a run has left in its copy, when it has ended
 
@@ -23,5 +24,6 @@ training.py     compares them step by step, as far as rounding lets it
 causes.py       why a step differs: the list of causes
 samples.py      which samples a step was made of
 outputs.py      compares what was printed, shown, logged and left in files
+resume.py       the verdict of --resume: its three runs, what is compared of them, and its own list of causes
 verdict.py      what a verdict is made of
 """

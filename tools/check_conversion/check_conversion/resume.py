@@ -154,12 +154,12 @@ def begins_like(whole, restarted):
             pairs = zip(parameters.names, *(of_tensors(one.last("before")) for one in (step, first)))
             others = [name for name, a, b in pairs if distance(a, b) > 4 * parameters.eps * norm(a)]
             found.append((len(others), abs(len(whole.steps) - k - len(restarted.steps)), k, others))
-    _, _, k, others = min(found)
+    _, _, k, others = min(found, default=(0, 0, 0, parameters.names))
     return k, others
 
 
 def wrong_beginning(begins, whole, killed, restarted):
-    """By rank: the step, and weights that are others."""
+    """Where it does not begin as it should. begins: of each rank, what begins_like says."""
     k, others = begins[0]
     left, taken = len(whole.ranks[0].steps) - k, sorted({len(process.steps) for process in restarted.ranks})
     if len({one for one, _ in begins}) > 1:
@@ -201,29 +201,30 @@ def lines_of(run):
 
 def compare_lines(texts, found, from_the_start=False):
     """The lines that came after the kill, and of each wording as many before as the restarted run has; or all lines.
-    Times are not compared."""
+    Times are not compared, nor a text that the killed run has in other words."""
     whole, killed, restarted = map(items_of_text, texts)
     expected, again = {}, {}
+    if from_the_start and any(len(items) > len(whole[words]) for words, items in killed.items()):
+        found.varying.append(f"{found.place}all of it")
+        return
     for words, items in whole.items():
-        seen, ours = killed.get(words, []), restarted.get(words, [])
+        seen, ours = killed[words], restarted[words]
         count = len(items) if from_the_start else min(len(items), max(len(ours), len(items) - len(seen)))
         if count:
             expected[words] = items[-count:]
-            again[words] = [without_times(item, [*zip(items, seen)]) for item in items[-count:]]
+            varying = {place for one, other in zip(items, seen) for place, part in enumerate(one.parts)
+                       if part != other.parts[place]}
+            again[words] = [without(varying | times_in(item.shown), item) for item in items[-count:]]
     found.compare(expected, again, restarted)
 
 
-def without_times(item, pairs):
-    """And without what differs between items of the unbroken run and of the killed one."""
-    times = times_in(item.shown)
-    for one, other in pairs:
-        times |= {place for place, part in enumerate(one.parts) if part != other.parts[place]}
+def without(times, item):
     return Item(item.shown, [TIME if place in times else part for place, part in enumerate(item.parts)])
 
 
 def times_in(line):
     return {place for place, token in enumerate(TOKEN.finditer(line)) if CLOCK.search(token[0])
-            or BEFORE.search(line[:token.start()]) or AFTER.match(line[token.end():])}
+            or BEFORE.search(line[max(0, token.start() - 40):token.start()]) or AFTER.match(line, token.end())}
 
 
 def compare_printed(*runs):
@@ -254,21 +255,27 @@ def compare_file(name, file, killed, restarted):
         separate = ", " if Path(name).suffix in TABLES else ","
         texts = [one.text.replace(",", separate) if one else "" for one in (file, killed, restarted)]
         compare_lines(texts, found, from_the_start=True)
+        if not killed:  # which would show what has other words in each run
+            found.varying += found.missing
+            found.missing = []
         say_lines(found)
     return found
 
 
 def compare_files(whole, killed, restarted, step):
+    """Those that the unbroken run has written after the kill, and those that the killed run has too: all others have
+    another name each time."""
     found = Comparison("written", NAMES, DRIFT, noun="file")
     later = {record.name for process in whole.processes for record in process.of("wrote") if record.step >= step}
     for name, file in whole.files.items():
         if name in later or name in killed.files:
             inside = compare_file(name, file, killed.files.get(name), restarted.files.get(name))
             found.add(inside)
-            found.same += not inside.faults
+            found.total += file.kind != "unread"
+            found.files += [name] * (file.kind != "unread" and not inside.faults)
         else:
-            found.varying.append(name)  # it has another name each time
-    found.total = len(whole.files)
+            found.varying.append(name)
+    found.same = len(found.files)
     return found
 
 
@@ -291,6 +298,6 @@ def judge(whole, killed, restarted, step):
     varying = few([name for part in parts for name in part.varying], 1)
     return Verdict(int(bool(faults)), [
         f"{first}: {where}", *faults[:SHOWN], *[f"and {len(faults) - SHOWN} more faults"] * (len(faults) > SHOWN),
-        *(f"{part.what}: {part.count} the same" for part in parts if part.count),
+        *(f"{part.what}: {part.count}" for part in parts if part.total),
         *[f"times, and what else differs in each run, are not compared: {varying}"] * bool(varying),
         *(remark for part in parts for remark in part.remarks)])
