@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from check_conversion import outputs
-from check_conversion.causes import Cause, other_optimizer, other_options, of_the_optimizer
+from check_conversion.causes import Cause, of_the_optimizer, other_optimizer, other_options
 from check_conversion.files import Tensor
 from check_conversion.judge import check_start, resumed
 from check_conversion.outputs import TABLES, TOKEN, Comparison, Item, Part, items_of_text
@@ -15,7 +15,7 @@ from check_conversion.running import own_error, prepare, run
 from check_conversion.samples import Losses, Relation
 from check_conversion.sketch import apart_in, distance, norm, of_tensors
 from check_conversion.training import Pair
-from check_conversion.verdict import CannotSay, Heading, Verdict, few
+from check_conversion.verdict import CannotSay, Verdict, few
 
 NAMES = "the unbroken run", "the restarted one"
 SHOWN = 3  # faults

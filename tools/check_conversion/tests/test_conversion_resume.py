@@ -18,7 +18,8 @@ CSV = [("        if accuracy > best", "        print(f'{epoch},{accuracy:.4f},{o
        ("for epoch in range(first", "log = open('log.csv', 'a')\nfor epoch in range(first"),
        ('print(f"loss', 'print(f"{os.times().elapsed:.2f} s | loss'),
        ("del model ", "if rank == 0: print(f'took {os.times().elapsed:.2f} s')\ndel model ")]
-ONE_RANK = [("if checkpoint:\n", "if checkpoint and rank == 0:\n"), ("model = DDP(model)", ""), ("# 3.", "model = DDP(model)\n# 3."),
+ONE_RANK = [("if checkpoint:\n", "if checkpoint and rank == 0:\n"), ("model = DDP(model)", ""),
+            ("# 3.", "model = DDP(model)\n# 3."),
             ('model.load_state_dict(checkpoint["model"])', 'model.module.load_state_dict(checkpoint["model"])'),
             ("del checkpoint\n", "epochs_done = [first_epoch]\ndist.broadcast_object_list(epochs_done)\n"
                                  "first_epoch = epochs_done[0]\n")]
@@ -39,7 +40,8 @@ CASES = {  # status, what is said, and the script
         WAVES, *CSV, ("'log.csv', 'a'", "'log.csv', 'w' if rank == 0 else 'a'"))),
     "that is not seeded": (
         2, "two runs of train_ddp.py differ from step 1 on: other weights, .*; other random numbers, by torch. Begin it with",
-        SAMPLES, changed(STEPS, ("torch.manual_seed(args.seed)\n", ""), ("torch.manual_seed(args.seed + step", "int(args.seed + step"))),
+        SAMPLES, changed(STEPS, ("torch.manual_seed(args.seed)\n", ""),
+                         ("torch.manual_seed(args.seed + step", "int(args.seed + step"))),
     "that saves at its end": (2, "saves nothing before its last step: let it train longer", ("--epochs", 1), WAVES)}
 
 
