@@ -445,6 +445,8 @@ CAUSES = [
           "gradients are clipped in {e.name}, and are no longer: clip them as before"),
     Cause(H.HAS, lambda e: None in e.both("norm") and e.both("norm")[1] is not None,
           "gradients were not clipped in {e.name}, and are now"),
+    Cause(H.HAS, lambda e: e.both("norm")[0] and e.both("norm")[1] == 0,
+          "gradients are clipped before backward, when there are none yet: clip them after it"),
     Cause(H.HAS, lambda e: e.factor is not None and math.isclose(e.factor_unclipped or 0, 1, rel_tol=1e-6),
           "gradients are clipped to another norm: they are {e.factor:.4g} times those of {e.name}, and were the same "
           "before"),

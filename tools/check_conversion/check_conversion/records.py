@@ -81,7 +81,7 @@ KINDS = {
     "loader": Kind("a DataLoader began; name: its sampler's class, value: the class that drops an incomplete batch, "
                    "or ''"),
     "shuffle": Kind("a sampler began; value: Shuffle", ALIKE),
-    "score": Kind("that ReduceLROnPlateau was given", ALIKE, 0.01),  # of all scores so far
+    "score": Kind("that ReduceLROnPlateau was given", ALIKE, 1e-5),  # of all scores so far
     "fed": Kind("a tensor that the model was given in training; name: 'Net 0', value: Fed", SHARED_OUT, 1e-5),
     "forward": Kind("the states of the generators when the model had been called: a checksum by name"),
     "loss": Kind("that backward was called on, without a scaler's scale", MADE_UP, 1e-5),

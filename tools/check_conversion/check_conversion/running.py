@@ -16,6 +16,7 @@ from check_conversion.verdict import CannotSay
 
 START = Path(__file__).resolve().parent / "start"
 ENDING = 10  # seconds that processes may take to end
+CALLS = "wrapper", "_wrapped_call_impl", "_call_impl", "inner"  # of modules
 
 
 @dataclass
@@ -139,7 +140,7 @@ def where_ranks_wait(folder):
             if not re.search("/lib/python|/check_conversion/|^<", file):
                 place = f"waits at {os.path.basename(file)}:{line}{called}"
                 break
-            if "/check_conversion/" not in file and function not in ("wrapper", "_wrapped_call_impl", "_call_impl"):
+            if "/check_conversion/" not in file and function not in CALLS:
                 called = f", in {function}"
         yield f"rank {one.rank}, after {len(one.steps)} steps, {place}"
 

@@ -3,12 +3,13 @@ import argparse
 import math
 import pickle
 import random
+import re
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
-from check_conversion import files
+from check_conversion import files, records
 from check_conversion.outputs import Figures, Number
 from check_conversion.samples import Relation, relate
 
@@ -68,3 +69,8 @@ def test_large_tensors_are_compared_in_their_order_and_safetensors_read_as_their
     state = {"weight": torch.randn(3, 2), "half": torch.randn(4).bfloat16(), "count": torch.tensor(7), "none": torch.empty(0, 3)}
     pytest.importorskip("safetensors.torch").save_file(state, "model.safetensors", {"epoch": "3"})
     assert files.read_all(Path(), ())["model.safetensors"] == files.with_values({"epoch": "3", **state})
+
+
+def test_each_record_is_of_a_kind_of_the_table():
+    code = "".join(file.read_text() for file in Path(records.__file__).parent.glob("observed/*.py"))
+    assert {*re.findall(r'note(?:_once|_file)?\("([a-z0-9 ]+)"', code)} <= records.KINDS.keys()
