@@ -32,9 +32,7 @@ def test_each_script_and_fsdp_go_on_where_another_stopped_with_the_rates_of_the_
 
 @pytest.mark.parametrize("script", ["multigpu_torchrun.py", "recipes/large.py", "recipes/loop.py"])
 def test_a_killed_run_goes_on_as_if_it_had_never_stopped(script):
-    """With dropout and BatchNorm."""
-    options = 4, 1, *SMALL, "--model", "mobilenet_v3_small"
-    status, said = check_resuming((ROOT / script).read_text(), *options, name=script, before=LITTLE_DATA)
+    status, said = check_resuming((ROOT / script).read_text(), 4, 1, *SMALL, name=script, before=LITTLE_DATA)
     assert status == 0 and "killed at step 11 of 20, resumed from step 10 printed: " in said
 
 
