@@ -60,6 +60,7 @@ def test_no_command_restarts_without_what_restarts_need():
 def test_the_short_scripts_in_the_chapters_print_what_the_chapters_say():
     Path("gradients.py").write_text(block("averaged = net.weight.grad"))
     printed = train(Path("gradients.py").resolve(), device=False).stdout
-    assert f"```\n{''.join(sorted(printed.splitlines(keepends=True)))}```" in CHAPTERS[ROOT / "docs/how_it_works.md"]
+    lines = sorted(re.findall(r"rank \d: .*?(?=rank|$)", printed, re.MULTILINE))  # two ranks may write at the same time
+    assert "```\n{}\n{}\n```".format(*lines) in CHAPTERS[ROOT / "docs/how_it_works.md"]
     Path("ring.py").write_text(block("/proc/net/dev"))
     assert 1.5 <= float(train(Path("ring.py").resolve(), processes=4, device=False).stdout)  # others may send meanwhile

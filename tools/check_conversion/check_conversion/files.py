@@ -189,7 +189,7 @@ def without_root(file, root):
     return file
 
 
-def read_all(copy, known, root):
+def read_all(copy, known, root=""):
     """By their names in the copy, all files that it has beside those that are known; nothing behind a link."""
     found = {}
     for path in sorted(copy.rglob("*")):

@@ -47,11 +47,12 @@ def test_a_script_reads_what_is_there_and_writes_in_its_copy_alone_and_other_wri
     refused = "".join(f"\nwith pytest.raises(PermissionError):\n    {line}" for line in KEPT.values())
     script = (ALLOWED + refused).replace("{folder}", str(project))
     torch.save({}, "checkpoints/run.pt")
-    Path("train.py").touch()
+    Path("train.py").write_text(script)
     workspace = Workspace(".", links=["large"], without=["checkpoints/run*"])
-    run = record(script, workspace=workspace)  # which writes train.py
+    run = record(script, workspace=workspace)
     for place in ("elsewhere", "data"):
         (project / place / "points.txt").write_text("22")
+    Path("train.py").touch()
     changed = workspace.changed()
     workspace.remove()
     assert run.status == 0 and run.names("refused") == [path.replace("{folder}", str(project)) for path in KEPT]

@@ -172,7 +172,7 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
 
 
 def test_each_row_of_readmes_lists_is_held():
-    lists = (TOOL / "README.md").read_text().split("## What is compared")[1].split("## Options")[0]
+    lists = (TOOL / "README.md").read_text().split("## What is compared")[1].split("## Resuming")[0]
     rows = re.findall(r"^\| (.*?) \|", lists, re.MULTILINE)
     assert [row for row in rows if row not in ("compared", "not compared", "---")] == [*ROWS]
 

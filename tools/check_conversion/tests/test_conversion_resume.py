@@ -60,6 +60,6 @@ def test_the_command_kills_what_a_launcher_would_start_again():
                            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     assert found.returncode == 0 and re.match(
         "a killed run goes on as if it had never stopped: killed at step 21 of 40, resumed from step 20\n"
-        "printed: 3 of 3 lines the same\nwritten: 3 of 3 files the same: best.pt, log.csv, run.pt\n"
+        "printed: 4 of 4 lines the same\nwritten: 3 of 3 files the same: best.pt, log.csv, run.pt\n"
         r"times, and what else differs in each run, are not compared: \d+\.\d\d s \| loss", found.stdout), found
     assert os.listdir() == ["train_ddp.py"]
