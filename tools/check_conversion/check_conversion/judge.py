@@ -6,10 +6,7 @@ from check_conversion.records import KINDS
 from check_conversion.running import own_error
 from check_conversion.samples import Losses
 from check_conversion.training import Pair, Training
-from check_conversion.verdict import CHAPTER, CannotSay, Fault, Heading, Verdict, few
-
-SHOWN = 3  # faults of what is printed and saved
-
+from check_conversion.verdict import CHAPTER, SHOWN, CannotSay, Fault, Heading, Verdict, few
 
 # Whether a run can be judged.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from check_conversion.files import Tensor
 from check_conversion.records import KINDS
 from check_conversion.sketch import LARGE, TIMES, Measured, distance, norm
-from check_conversion.verdict import Fault, Heading, few
+from check_conversion.verdict import SHOWN, Fault, Heading, few
 
 NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?|none)\b)"
 # What a line may have in a figure's place: also 3/50, 12ms, 0:01:22, 2026-01-31, 0x7f12ab, Mon, Jan, PM.
@@ -22,7 +22,6 @@ NUMBER, TOKEN = (re.compile(pattern, re.IGNORECASE) for pattern in (NUMBER, TOKE
 MARK = "\0"  # of a token among the words
 ZERO = 1e-14  # what is 0 but for rounding may be so large
 BY_ROUNDING = 100  # times as far as the weights; further apart in the original is no rounding
-SHOWN = 3  # faults of a kind that are shown in full
 TABLES = ".csv", ".tsv"
 DATA = (*TABLES, ".json", ".jsonl", ".yaml", ".yml")  # of which each line with a figure counts
 SETTINGS = {"args", "config", "hparams", "opt", "options", "settings", "param_groups"}

@@ -15,10 +15,9 @@ from check_conversion.running import own_error, prepare, run
 from check_conversion.samples import Losses, Relation
 from check_conversion.sketch import apart_in, distance, norm, of_tensors
 from check_conversion.training import Pair
-from check_conversion.verdict import CannotSay, Verdict, few
+from check_conversion.verdict import SHOWN, CannotSay, Verdict, few
 
 NAMES = "the unbroken run", "the restarted one"
-SHOWN = 3  # faults
 DRIFT = KINDS["figure"].floor / 5  # how far figures may part: they are the same
 # A figure is a time by its form, or by the words before or after it: also where the killed run has no second one.
 CLOCK = re.compile(r"\d:\d|\d{4}-\d\d|\d(ms|s)$")

@@ -3,6 +3,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 CHAPTER = "docs/your_own_script.md"  # which says what to do
+SHOWN = 3  # of faults, differences or names of a kind; of the rest their count
 
 
 class Heading(Enum):
@@ -49,7 +50,7 @@ class Verdict:
     lines: list = field(default_factory=list)
 
 
-def few(names, most=3):
+def few(names, most=SHOWN):
     """Three names and a count."""
     names = [*dict.fromkeys(names)]
     return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
