@@ -1,13 +1,13 @@
 """Why a step differs. In a step things happen in one order: what the ranks were told, what was drawn, which samples,
 which loss, which gradients, which weights. The first row of CAUSES, at the end, that holds is the cause; the rows
-behind it follow from it. Each rests on something that was noted."""
+behind it follow from it. Each rests on something that was recorded."""
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from check_conversion import samples
-from check_conversion.records import KINDS, Step
+from check_conversion.records import FLOORS, Step
 from check_conversion.samples import Losses, Relation
 from check_conversion.sketch import LARGE, TIMES, apart_in, distance, factor_between, norm, of_tensors
 from check_conversion.verdict import Heading, few
@@ -42,7 +42,7 @@ class Evidence:
     @property
     def names(self):
         """Of the parameters."""
-        return self.pair.kept[self.optimizer].names
+        return self.pair.names[self.optimizer]
 
     @property
     def weights(self):
@@ -80,7 +80,7 @@ class Evidence:
 
     @cached_property
     def samples(self):
-        return samples.compare(self.one, self.nudged, self.shares, self.pair.steps, self.name)
+        return samples.Samples(self.one, self.nudged, self.shares, self.pair.steps, self.name)
 
     @property
     def relation(self):
@@ -161,6 +161,10 @@ class Evidence:
         unclipped = "before they are clipped, " * bool(self.factor_unclipped)
         return f"{unclipped}all gradients are {self.factor_unclipped or self.factor:.4g} times those of {self.name}"
 
+    @property
+    def losses_of_ranks(self):
+        return ", ".join(f"{sum(share.all('loss')):.6g}" for share in self.shares)
+
 
 # What the ranks were told, and where they begin.
 
@@ -168,7 +172,7 @@ def options_apart(one, other, nudged):
     """What two optimizers have been told otherwise: lr 0.1 instead of 0.05; not what rounding moves."""
     def same(a, b):
         return a == b or (isinstance(a, float) and isinstance(b, float) and (
-            math.isclose(a, b, rel_tol=KINDS["options"].floor) or (a != a and b != b)))
+            math.isclose(a, b, rel_tol=FLOORS["options"]) or (a != a and b != b)))
     one, other, nudged = (step.last("options") for step in (one, other, nudged))
     if len(one) != len(other):
         return [f"{len(other)} groups of parameters instead of {len(one)}"]
@@ -178,10 +182,10 @@ def options_apart(one, other, nudged):
 
 def other_options(e):
     options = options_apart(e.one, e.shares[0], e.nudged)
-    scores = e.latest("score")
-    if all(scores) and scores[0].value != scores[1].value and any(option.startswith("lr ") for option in options):
-        options.append(f"which ReduceLROnPlateau took, last given {scores[1].value:.6g} instead of "
-                       f"{scores[0].value:.6g}")
+    if any(option.startswith("lr ") for option in options) and all(scores := e.latest("score")):
+        if scores[0].value != scores[1].value:
+            options.append("which ReduceLROnPlateau took, last given "
+                           f"{scores[1].value:.6g} instead of {scores[0].value:.6g}")
     return ", ".join(options)
 
 
@@ -240,7 +244,7 @@ def other_weights(e):
 
 def scores_of_ranks(e):
     for given in zip(*(share.all("score") for share in e.shares)):
-        if any(distance(given[:1], [value]) > KINDS["options"].floor * norm(given) for value in given):
+        if any(distance(given[:1], [value]) > FLOORS["options"] * norm(given) for value in given):
             return "is given a different value on each rank: " + ", ".join(f"{value:.6g}" for value in given)
     counts = [len(share.all("score")) for share in e.shares]
     return len({*counts}) > 1 and f"is stepped {', '.join(map(str, counts))} times on the ranks"
@@ -275,7 +279,7 @@ def other_length(e):
     said = f"an epoch had {before} steps in {e.name} and now has {now}"
     dropped_before, dropped = (loader.value if loader else "" for loader in e.latest("loader"))
     if now > before:
-        return said + (f": {dropped_before} had drop_last=True in {e.name}" if dropped_before else "")
+        return said + f": {dropped_before} had drop_last=True in {e.name}" * bool(dropped_before)
     if dropped == "DataLoader":
         return f"{said}: DataLoader(drop_last=True) leaves out the last batch, which is smaller; leave drop_last away"
     shuffle = e.latest("shuffle")[1]
@@ -293,8 +297,8 @@ def is_full_size(e):
 
 
 def batches_in_a_step(e):
-    calls = samples.Argument(e.samples.argument, e.one, e.shares).calls() if is_full_size(e) else [0]
-    return len({*calls}) == 1 and calls[0] > 1 and calls[0]
+    calls = e.samples.calls
+    return is_full_size(e) and len({*calls}) == 1 and calls[0] > 1 and calls[0]
 
 
 def other_sampler(e):
@@ -342,6 +346,20 @@ def is_factor(e, factor):
     return e.factor is not None and e.count > 1 and math.isclose(e.factor_unclipped or e.factor, factor, rel_tol=0.01)
 
 
+def clipped_otherwise(e):
+    one, ours = e.both("norm")
+    if one is not None and ours is None:
+        return f"gradients are clipped in {e.name}, and are no longer: clip them as before"
+    if one is None and ours is not None:
+        return f"gradients were not clipped in {e.name}, and are now"
+    if one and ours == 0:
+        return "gradients are clipped before backward, when there are none yet: clip them after it"
+    if e.factor is not None and math.isclose(e.factor_unclipped or 0, 1, rel_tol=1e-6):
+        return (f"gradients are clipped to another norm: they are {e.factor:.4g} times those of {e.name}, and were "
+                "the same before")
+    return ""
+
+
 def norms_of_ranks(e):
     norms = [share.last("norm") for share in e.shares]
     return len({*norms}) > 1 and None not in norms and ", ".join(f"{one:.3g}" for one in norms)
@@ -373,21 +391,17 @@ class Cause(NamedTuple):
 H, R, L = Heading, Relation, Losses
 CAUSES = [
     # What the ranks were told, and where the step begins.
-    Cause(H.DECISIONS, other_optimizer, "this step is taken by optimizer {found[0]} in {e.name}, and by optimizer "
-          "{found[1]} in the ranks, in the order of their first steps: all must take the same steps in the same "
-          "order", always=True),
+    Cause(H.DECISIONS, other_optimizer, "{e.name} takes this step with optimizer {found[0]}, the ranks with optimizer "
+          "{found[1]}, in the order of their first steps: all must take the same steps in the same order", always=True),
     Cause(H.LOAD_FIRST, other_parameters,
           "the optimizer holds other parameters than in {e.name}; it lacks {found}", always=True),
-    Cause(H.DECISIONS, options_of_ranks,
-          "ranks 0 and {found[0]} have different optimizer options: {found[1]}; all must decide by the same "
-          "figure", always=True),
+    Cause(H.DECISIONS, options_of_ranks, "ranks 0 and {found[0]} have different optimizer options: {found[1]}; all "
+          "must decide by the same figure", always=True),
     Cause(H.NUMBERS, shuffles_of_ranks, "ranks {found}", always=True),
-    Cause(H.LOAD_FIRST, lambda e: ranks_apart(e, "before"),
-          "ranks 0 and {found[0]} have different weights: {found[1]}; load or change them on all ranks "
-          "alike", always=True),
-    Cause(H.THROUGH_DDP, lambda e: ranks_apart(e, "gradients"),
-          "ranks 0 and {found[0]} have different gradients: {found[1]}; call the DDP model itself in each "
-          "step", always=True),
+    Cause(H.LOAD_FIRST, lambda e: ranks_apart(e, "before"), "ranks 0 and {found[0]} have different weights: "
+          "{found[1]}; load or change them on all ranks alike", always=True),
+    Cause(H.THROUGH_DDP, lambda e: ranks_apart(e, "gradients"), "ranks 0 and {found[0]} have different gradients: "
+          "{found[1]}; call the DDP model itself in each step", always=True),
     Cause(H.LOAD_FIRST, other_weights, "{found}", always=True),
     Cause(H.DECISIONS, scores_of_ranks, "ReduceLROnPlateau {found}: it needs the figure of all ranks", always=True),
     Cause(H.DECISIONS, other_scores, "ReduceLROnPlateau {found}", always=True),
@@ -395,18 +409,16 @@ CAUSES = [
     Cause(H.DECISIONS, unscheduled_options, "different optimizer options: {found}", always=True),
     # Samples, and random numbers that are seen in them.
     Cause(H.THROUGH_DDP, lambda e: not any(e.shares[0].last("gradients")) and any(e.one.last("gradients")),
-          "there are no gradients: does the optimizer hold the parameters of the model that is trained, or was the "
-          "optimizer made before that model?"),
+          "there are no gradients: the optimizer must hold the parameters of the model that is trained, so make it "
+          "after that model"),
     Cause(H.ROUTES, lambda e: e.step == min(e.pair.lengths) + 1 and other_length(e), "{found}"),
     Cause(H.NUMBERS, same_numbers, "both draw random numbers in each step, {e.by}, and all ranks draw the same ones, "
           "perhaps for noise, augmentation or picking the samples of a batch: draw them for the whole batch on each "
           "rank, then take the rank's part"),
     Cause(H.ROUTES, lambda e: e.relation == R.SAME and e.samples.mispaired,
           "{found[0]} is paired with other samples of {found[1]} than in {e.name}"),
-    Cause(H.ROUTES, lambda e: e.relation == R.WHOLE and e.count > 1 and not e.pair.whole_before,
-          "each rank takes the whole batch, instead of its part: {e.samples.sizes}"),
-    Cause(H.ROUTES, lambda e: e.relation == R.ALIKE,
-          "all ranks are fed the same samples, so each of them goes through all samples: {e.samples.sizes}"),
+    Cause(H.ROUTES, lambda e: e.relation == R.ALIKE or (
+        e.relation == R.WHOLE and e.count > 1 and not e.pair.whole_before), "{e.relation.value}: {e.samples.sizes}"),
     Cause(H.STEPS, batches_in_a_step, "each rank takes {found} batches of full size in a step, as {e.name} does "
           "alone: divide the number of batches in a step by the number of processes ({e.count})"),
     Cause(H.ROUTES, is_full_size,
@@ -416,15 +428,12 @@ CAUSES = [
     Cause(H.ROUTES, lambda e: e.relation in (R.OTHERS, R.VALUES, R.OVERLAP) and other_sampler(e),
           "the samples are drawn by {found[0]} in {e.name}, by {found[1]} now"),
     Cause(H.ROUTES, lambda e: e.relation not in (R.SAME, R.WHOLE) and e.latest("shuffle")[1]
-          and e.latest("shuffle")[1].value.again,
-          "the samples come in the order of an earlier epoch, because set_epoch was not called: call "
-          "sampler.set_epoch(epoch)"),
+          and e.latest("shuffle")[1].value.again, "the samples come in the order of an earlier epoch, because "
+          "set_epoch was not called: call sampler.set_epoch(epoch)"),
     Cause(H.ROUTES, lambda e: e.relation == R.OTHERS and one_shuffles(e),
           "{found[0]} shuffles, with {found[1]}; {found[2]} does not"),
-    Cause(H.ROUTES, lambda e: e.relation == R.REPEATED, "samples are repeated: {e.samples.sizes}"),
-    Cause(H.ROUTES, lambda e: e.relation == R.MORE, "samples are added: {e.samples.sizes}"),
-    Cause(H.ROUTES, lambda e: e.relation == R.LEFT_OUT, "samples are left out: {e.samples.sizes}"),
-    Cause(H.ROUTES, lambda e: e.relation == R.OVERLAP, "samples are repeated, and others left out: {e.samples.sizes}"),
+    Cause(H.ROUTES, lambda e: e.relation in (R.REPEATED, R.MORE, R.LEFT_OUT, R.OVERLAP),
+          "{e.relation.value}: {e.samples.sizes}"),
     Cause(H.ROUTES, lambda e: e.relation == R.OTHERS and other_length(e), "{found}"),
     Cause(H.NUMBERS, lambda e: e.relation == R.OTHERS and own_order(e), "the ranks draw different random numbers once "
           "per pass over the data, by {found}, and are fed other samples than {e.name}: {e.samples.sizes}"),
@@ -440,16 +449,9 @@ CAUSES = [
           "different samples from those of {e.name} in this step, in {e.samples.argument}: {e.samples.sizes}"),
     Cause(H.DECISIONS, other_options, "different optimizer options: {found}", always=True),
     # Gradients.
-    Cause(H.HAS, lambda e: not e.drawing and e.pair.buffers.compare(e.step), "{found}"),
-    Cause(H.HAS, lambda e: None in e.both("norm") and e.both("norm")[0] is not None,
-          "gradients are clipped in {e.name}, and are no longer: clip them as before"),
-    Cause(H.HAS, lambda e: None in e.both("norm") and e.both("norm")[1] is not None,
-          "gradients were not clipped in {e.name}, and are now"),
-    Cause(H.HAS, lambda e: e.both("norm")[0] and e.both("norm")[1] == 0,
-          "gradients are clipped before backward, when there are none yet: clip them after it"),
-    Cause(H.HAS, lambda e: e.factor is not None and math.isclose(e.factor_unclipped or 0, 1, rel_tol=1e-6),
-          "gradients are clipped to another norm: they are {e.factor:.4g} times those of {e.name}, and were the same "
-          "before"),
+    Cause(H.HAS, lambda e: not e.drawing and e.pair.first_buffers[0] >= e.step - 1 and e.pair.first_buffers[1],
+          "{found}"),  # not one that differed long before
+    Cause(H.HAS, clipped_otherwise, "{found}"),
     Cause(H.PAIRS, lambda e: is_factor(e, 1 / e.count) and e.losses == L.EACH,
           "{e.all_gradients}, which is 1 / the number of processes ({e.count}): each rank computes the whole loss, "
           "but its gradient reaches only the rank's own part; gather with gradients"),
@@ -459,8 +461,8 @@ CAUSES = [
     Cause(H.SUMS, lambda e: is_factor(e, 1 / e.count),
           "{e.all_gradients}, which is 1 / the number of processes ({e.count}): DDP takes the mean over ranks (is the "
           "loss a sum over the batch, or are gradients clipped to another norm?)"),
-    Cause(H.SUMS, lambda e: is_factor(e, e.count), "{e.all_gradients}, the number of processes: do not multiply a "
-                                                   "mean by world_size"),
+    Cause(H.SUMS, lambda e: is_factor(e, e.count),
+          "{e.all_gradients}, the number of processes: do not multiply a mean by world_size"),
     Cause(H.SUMS, lambda e: e.factor is not None, "{e.all_gradients}, with {e.count} processes"),
     Cause(H.NUMBERS, lambda e: e.unexplained and e.pair.in_workers and e.drawn_values,
           "{found} has values that {e.name} never feeds it, and loader workers draw random numbers, by "
@@ -487,18 +489,18 @@ CAUSES = [
     Cause(H.VARY, lambda e: e.losses in (L.MEAN, L.EACH), "{e.known} and the same loss, {e.what_differs}"),
     Cause(H.SUMS, lambda e: e.losses == L.SUM,
           "{e.known}, and the ranks' losses add up to the original's loss; {e.what_differs}"),
-    Cause(H.VARY, lambda e: e.losses == L.OTHER and ", ".join(f"{sum(share.all('loss')):.6g}" for share in e.shares),
-          "{e.known}, but the ranks' losses are {found}, and neither their mean nor their sum is that of {e.name}. Do "
-          "parts count differently (padding, ignore_index, class weights), is something computed over the batch "
-          "(mining, a contrastive loss), or are labels, which the model does not see, paired with other samples? "
-          "{e.what_differs}"),
+    Cause(H.VARY, lambda e: e.losses == L.OTHER,
+          "{e.known}, but the ranks' losses are {e.losses_of_ranks}, and neither their mean nor their sum is that of "
+          "{e.name}. Do parts count differently (padding, ignore_index, class weights), is something computed over "
+          "the batch (mining, a contrastive loss), or are labels, which the model does not see, paired with other "
+          "samples? {e.what_differs}"),
     Cause(H.VARY, lambda e: True, "{e.known}; {e.what_differs}"),
 ]
 
 
-def first_cause(e):
+def first_cause(e, parted=None):
     """The first row that holds, and its sentence, or nothing."""
     for cause in CAUSES:
-        if (cause.always or e.parted) and (found := cause.holds(e)):
+        if (cause.always or (e.parted if parted is None else parted)) and (found := cause.holds(e)):
             return cause, cause.sentence.format(e=e, found=found)
     return None, ""

@@ -2,7 +2,7 @@
 import re
 
 from check_conversion import outputs, training
-from check_conversion.records import KINDS
+from check_conversion.records import FLOORS
 from check_conversion.running import own_error
 from check_conversion.samples import Losses
 from check_conversion.training import Pair, Training
@@ -122,7 +122,7 @@ def judge(original, nudged, converted):
 
 def judge_outputs(original, nudged, converted, agree, pair):
     """Of the same training."""
-    drift = max(agree.rounding, agree.weights, KINDS["figure"].floor / 5)
+    drift = max(agree.rounding, agree.weights, FLOORS["figure"] / 5)
     parts = outputs.compare(original, nudged, converted, drift)
     faults = [fault for part in parts for fault in part.faults]
     if agree.hidden and not agree.not_shared_out and all(fault.measured for fault in faults):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from check_conversion.files import Tensor
-from check_conversion.records import KINDS
+from check_conversion.records import FLOORS
 from check_conversion.sketch import LARGE, TIMES, Measured, distance, norm
 from check_conversion.verdict import SHOWN, Fault, Heading, few
 
@@ -323,7 +323,7 @@ def in_another_order(one, other):
     if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape and len(one.shape) > 1):
         return False
     return distance(one.sketches[0], other.sketches[0]) > LARGE * norm(one.sketches[0]) and any(
-        a and distance(a, b) <= KINDS["fed"].floor * norm(a) for a, b in zip(one.in_any_order, other.in_any_order))
+        a and distance(a, b) <= FLOORS["fed"] * norm(a) for a, b in zip(one.in_any_order, other.in_any_order))
 
 
 def pair(found, others):

@@ -66,52 +66,47 @@ class Record(NamedTuple):
     value: object = None
 
 
-class Kind(NamedTuple):
-    """What is noted, how the ranks together make up the original, and how far they may always part from it."""
-    what: str
-    ranks: str = ""  # empty: it is not compared by itself
-    floor: float | None = None  # a share of the largest of its group; None: they may not part at all
-
-
-ALIKE, SHARED_OUT, MADE_UP, ALONE = (
-    "each rank has the original's", "each rank has a part of the original's",
-    "the original's is the mean or the sum of the ranks'", "one of the ranks has the original's")
+# What is recorded, by its kind.
 KINDS = {
     # Of a step, in the order in which it is made.
-    "loader": Kind("a DataLoader began; name: its sampler's class, value: the class that drops an incomplete batch, "
-                   "or ''"),
-    "shuffle": Kind("a sampler began; value: Shuffle", ALIKE),
-    "score": Kind("that ReduceLROnPlateau was given", ALIKE, 1e-5),  # of all scores so far
-    "fed": Kind("a tensor that the model was given in training; name: 'Net 0', value: Fed", SHARED_OUT, 1e-5),
-    "forward": Kind("the states of the generators when the model had been called: a checksum by name"),
-    "loss": Kind("that backward was called on, without a scaler's scale", MADE_UP, 1e-5),
-    "scale": Kind("a GradScaler's"),
-    "norm": Kind("of the gradients, before they were clipped"),
-    "switch": Kind("name: 'autocast in bfloat16', 'GradScaler', 'dropout of 0.5'; value: on only with a GPU", ALIKE),
-    "optimizer": Kind("which one takes the step: they count from their first steps", ALIKE),
-    "options": Kind("of each group of its parameters: a dictionary", ALIKE, 1e-6),
-    "drew": Kind("name: a generator; value: a checksum of its state, and whether it has moved since the step before"),
-    "buffer": Kind("a tensor that no optimizer holds; value: Fed, with its sketch", ALIKE, 1e-6),
-    "gradients": Kind("of all its parameters: a sketch", ALIKE, 0.01),
-    "before": Kind("the weights", ALIKE, 1e-8),  # of the way that training has moved them: no fault is smaller
-    "after": Kind("the weights: the last record of the step", ALIKE, 1e-8),
+    "loader": "a DataLoader began; name: its sampler's class, value: the class that drops an incomplete batch, or ''",
+    "shuffle": "a sampler began; value: Shuffle",
+    "score": "that ReduceLROnPlateau was given",
+    "fed": "a tensor that the model was given in training; name: 'Net 0', value: Fed",
+    "forward": "the states of the generators when the model had been called: a checksum by name",
+    "loss": "that backward was called on, without a scaler's scale",
+    "scale": "a GradScaler's",
+    "norm": "of the gradients, before they were clipped",
+    "switch": "name: 'autocast in bfloat16', 'GradScaler', 'dropout of 0.5'; value: on only with a GPU",
+    "optimizer": "which one takes the step: they count from their first steps",
+    "options": "of each group of its parameters: a dictionary",
+    "drew": "name: a generator; value: a checksum of its state, and whether it has moved since the step before",
+    "buffer": "a tensor that no optimizer holds; value: Fed, with its sketch",
+    "gradients": "of all its parameters: a sketch",
+    "before": "the weights: a sketch",
+    "after": "the weights: the last record of the step",
     # Of an optimizer, before its first step.
-    "parameters": Kind("value: Parameters", ALIKE),
+    "parameters": "value: Parameters",
     # Of the output; what was printed and what lies in files is no record.
-    "bar": Kind("the last state of a tqdm's: 'epoch 1: 6/6, loss=0.5'", ALONE),
-    "figure": Kind("name: 'wandb: loss', value: the figure, and its step", ALONE, 5e-7),  # scripts may count in float32
-    "tensor": Kind("in a file", ALONE, 5e-7),  # of all in the file whose names end alike
-    "state": Kind("an optimizer's tensor in a file", ALONE, 0.01),  # the same; a tie in a pooling layer parts it
-    "wrote": Kind("name: a file of the copy that was begun anew or renamed", ALONE),
+    "bar": "the last state of a tqdm's: 'epoch 1: 6/6, loss=0.5'",
+    "figure": "name: 'wandb: loss', value: the figure, and its step",
+    "wrote": "name: a file of the copy that was begun anew or renamed",
+    "read": "name: a file that torch.load has read",
+    "saved": "a checkpoint, by torch.save or safetensors",
     # At any time.
-    "read": Kind("name: a file that torch.load has read"),
-    "saved": Kind("a checkpoint, by torch.save or safetensors"),
-    "refused": Kind("name: a file outside the copy that would have been written"),
-    "worker drew": Kind("name: a generator that moved in a loader worker"),
-    "group": Kind("the process joins its group"),
-    "float32": Kind("name: what computes in less than float64, though that was asked for"),
-    "batchnorm": Kind("name: 'plain' (on several ranks), 'synchronised' or 'frozen'"),
-    "unsupported": Kind("name: something that the check cannot follow"),
+    "refused": "name: a file outside the copy that would have been written",
+    "worker drew": "name: a generator that moved in a loader worker",
+    "group": "the process joins its group",
+    "float32": "name: what computes in less than float64, though that was asked for",
+    "batchnorm": "name: 'plain' (on several ranks), 'synchronised' or 'frozen'",
+    "unsupported": "name: something that the check cannot follow",
+}
+# How far what is measured may always part, as a share of the largest of its group, however little rounding moves it.
+FLOORS = {
+    "fed": 1e-5, "loss": 1e-5, "score": 1e-5, "options": 1e-6, "buffer": 1e-6, "gradients": 0.01,
+    "weights": 1e-8,  # of the way that training has moved them: no fault is smaller
+    "figure": 5e-7, "tensor": 5e-7,  # printed and logged, and saved: scripts may count in float32
+    "state": 0.01,  # an optimizer's, in a file: a tie in a pooling layer parts it
 }
 
 

@@ -10,7 +10,7 @@ from check_conversion.causes import Cause, of_the_optimizer, other_optimizer, ot
 from check_conversion.files import Tensor
 from check_conversion.judge import check_start, resumed
 from check_conversion.outputs import TABLES, TOKEN, Comparison, Item, Part, items_of_text
-from check_conversion.records import KINDS
+from check_conversion.records import FLOORS
 from check_conversion.running import own_error, prepare, run
 from check_conversion.samples import Losses, Relation
 from check_conversion.sketch import apart_in, distance, norm, of_tensors
@@ -18,7 +18,7 @@ from check_conversion.training import Pair
 from check_conversion.verdict import SHOWN, CannotSay, Verdict, few
 
 NAMES = "the unbroken run", "the restarted one"
-DRIFT = KINDS["figure"].floor / 5  # how far figures may part: they are the same
+DRIFT = FLOORS["figure"] / 5  # how far figures may part: they are the same
 # A figure is a time by its form, or by the words before or after it: also where the killed run has no second one.
 CLOCK = re.compile(r"\d:\d|\d{4}-\d\d|\d(ms|s)$")
 BEFORE = re.compile(r"(?i)(?<![a-z])(time|elapsed|duration|seconds|speed|took)(?![a-z])\w*\W{0,3}$")

@@ -1,25 +1,21 @@
 """Which samples a step was made of, in both runs: the same, fewer, others, or other values; and how the ranks' losses
 make up the original's."""
-import bisect
 import itertools
 import math
-from dataclasses import dataclass, field
 from enum import Enum
 
-from check_conversion.records import KINDS
-
-SAME = KINDS["fed"].floor
+from check_conversion.records import FLOORS
 
 
 class Relation(Enum):
     """How the samples of all ranks together relate to those of the original's step."""
     SAME = "each of them once"
-    WHOLE = "all of them on each rank"
-    ALIKE = "every rank has the same, and not all"
-    REPEATED = "all of them, and some twice"
-    MORE = "all of them, and others"
-    LEFT_OUT = "fewer of them"
-    OVERLAP = "no others, but some twice and some not at all"
+    WHOLE = "each rank takes the whole batch, instead of its part"
+    ALIKE = "all ranks are fed the same samples, so each of them goes through all samples"
+    REPEATED = "samples are repeated"
+    MORE = "samples are added"
+    LEFT_OUT = "samples are left out"
+    OVERLAP = "samples are repeated, and others left out"
     OTHERS = "samples that the original has in another step"
     VALUES = "values that the original never has"
     UNKNOWN = "cannot be told"
@@ -35,23 +31,10 @@ class Losses(Enum):
     UNKNOWN = "one of them is missing or not finite"
 
 
-@dataclass
-class Samples:
-    """What the ranks of a step were fed together, beside what the original was."""
-    relation: Relation = Relation.UNKNOWN
-    argument: str = ""  # of the model, that tells most
-    sizes: str = ""
-    original: int = 0  # how many
-    ranks: tuple = ()
-    whole_numbers: bool = False  # tokens, classes: no noise
-    relations: dict = field(default_factory=dict)  # of each argument
-    mispaired: tuple = ()  # two arguments that go together otherwise
-
-
 def matched(one, other):
     """How many of the checksums are in both."""
     one, other = sorted(one), sorted(other)
-    close = SAME * max(map(abs, one + other), default=0)
+    close = FLOORS["fed"] * max(map(abs, one + other), default=0)
     i = j = found = 0
     while i < len(one) and j < len(other):
         if abs(one[i] - other[j]) <= close:
@@ -87,43 +70,38 @@ def relate(original, ranks):
 
 
 class Argument:
-    """Of the model, in the original's step and in those of all ranks."""
+    """Of the model: what the original fed it with in a step, and what each rank did."""
 
-    def __init__(self, name, step, shares):
+    def __init__(self, name, step, shares, steps=()):
         self.name = name
         self.fed = [[one for known, one in each.get("fed", []) if known == name] for each in (step, *shares)]
+        self.calls = [sum(not one.one for one in each) for each in self.fed]
         self.whole_numbers = any(one.whole_numbers for one in self.fed[0])
         # By whichever dimension the samples are told apart: a list's elements, rows or columns.
-        found = {axis: relate(self.checksums(axis)[0], self.checksums(axis)[1:]) for axis in ("one", "rows", "columns")}
-        self.axis = max(found, key=lambda axis: (found[axis][0] != Relation.UNKNOWN, found[axis][1]))
-        self.relation = found[self.axis][0]
-
-    def checksums(self, axis=None):
-        """Of the original, and of each rank."""
-        return [[number for one in each for number in getattr(one, axis or self.axis)] for each in self.fed]
-
-    def calls(self):
-        """How often the original and each rank have called the model with it."""
-        return [sum(not one.one for one in each) for each in self.fed]
-
-    def look_closer(self, steps):
-        """Which samples others are, and whether they can be told at all."""
-        original, *ranks = self.checksums()
-        ours = [*itertools.chain(*ranks)]
-        if self.relation == Relation.REPEATED and len({*self.calls()}) > 1:
+        found = {axis: relate(self.along(axis)[0], self.along(axis)[1:]) for axis in ("one", "rows", "columns")}
+        axis = max(found, key=lambda axis: (found[axis][0] != Relation.UNKNOWN, found[axis][1]))
+        self.relation, self.checksums = found[axis][0], self.along(axis)
+        if self.relation == Relation.REPEATED and len({*self.calls}) > 1:
             self.relation = Relation.UNKNOWN  # the model is called more often with the same samples
-        if self.relation == Relation.OTHERS and not self.whole_numbers:
-            known = [number for step in steps for name, one in step.get("fed", []) if name == self.name
-                     for number in getattr(one, self.axis)]
-            if matched(known, ours) <= 0.5 * len({*ours}):
-                self.relation = Relation.VALUES
-        if self.relation == Relation.OTHERS:  # parts are as wide as their longest: tokens[:, :-1] cuts that one alone
-            widths = {frozenset(tuple(one.shape[1:]) for one in each) for each in self.fed}
-            original, *ranks = self.checksums("rows")
-            ours = [*itertools.chain(*ranks)]
-            if len(widths) > 1 and matched(original, ours) > 0.5 * len(ours):
-                self.relation = Relation.UNKNOWN
-        return self
+        if self.relation == Relation.OTHERS:
+            self.relation = self.which_others([number for one in steps for fed, tensor in one.get("fed", [])
+                                               if fed == name for number in getattr(tensor, axis)])
+
+    def along(self, axis):
+        """The checksums of the original, and of each rank."""
+        return [[number for one in each for number in getattr(one, axis)] for each in self.fed]
+
+    def which_others(self, known):
+        """Samples of another step, new values, or what cannot be told. known: what the original was fed in all steps."""
+        ours = [*itertools.chain(*self.checksums[1:])]
+        if not self.whole_numbers and matched(known, ours) <= 0.5 * len({*ours}):
+            return Relation.VALUES
+        # Parts are as wide as their longest sample: tokens[:, :-1] cuts that one alone.
+        widths = {frozenset(tuple(one.shape[1:]) for one in each) for each in self.fed}
+        original, *ranks = self.along("rows")
+        if len(widths) > 1 and 2 * matched(original, itertools.chain(*ranks)) > sum(map(len, ranks)):
+            return Relation.UNKNOWN
+        return Relation.OTHERS
 
 
 def same_twice(step, nudged):
@@ -136,38 +114,35 @@ def shapes(step):
     return " and ".join(sorted({str(one.shape) for one in step.all("fed") if one.shape})) or "nothing"
 
 
-def compare(step, nudged, shares, steps, name):
-    """The samples of a step; steps: all of the original's, name: its script's."""
-    found = [Argument(argument, step, shares).look_closer(steps) for argument in same_twice(step, nudged)
-             if all(argument in share.named("fed") for share in shares)]
-    sizes = f"{name} was fed {shapes(step)}, the ranks {', '.join(map(shapes, shares))}"
-    if not found:
-        return Samples(sizes=sizes)
-    # What all samples share, a graph perhaps, says nothing beside what they do not.
-    telling = [one for one in found if one.relation not in (Relation.WHOLE, Relation.UNKNOWN)]
-    chosen = ([one for one in telling if one.relation != Relation.SAME] or telling or found)[0]
-    is_whole = {one.relation for one in found} == {Relation.WHOLE}
-    original, *ranks = map(len, chosen.checksums())
-    relation = chosen.relation if telling or is_whole else Relation.UNKNOWN
-    return Samples(relation, chosen.name, sizes, original, tuple(ranks), chosen.whole_numbers,
-                   {one.name: one.relation for one in found}, mispaired(telling))
+class Samples:
+    """What the ranks of a step were fed together, beside what the original was; of several arguments the one that
+    tells most."""
+    relation, argument, calls, original, ranks, whole_numbers = Relation.UNKNOWN, "", [0], 0, (), False
+
+    def __init__(self, step, nudged, shares, steps, name):
+        self.sizes = f"{name} was fed {shapes(step)}, the ranks {', '.join(map(shapes, shares))}"
+        found = [Argument(one, step, shares, steps) for one in same_twice(step, nudged)
+                 if all(one in share.named("fed") for share in shares)]
+        # What all samples share, a graph perhaps, says nothing beside what they do not.
+        telling = [one for one in found if one.relation not in (Relation.WHOLE, Relation.UNKNOWN)]
+        self.relations = {one.name: one.relation for one in found}
+        self.mispaired = mispaired([one for one in telling if one.relation == Relation.SAME])
+        if found:
+            chosen = ([one for one in telling if one.relation != Relation.SAME] or telling or found)[0]
+            self.original, *self.ranks = map(len, chosen.checksums)
+            self.argument, self.calls, self.whole_numbers = chosen.name, chosen.calls, chosen.whole_numbers
+            if telling or {*self.relations.values()} == {Relation.WHOLE}:
+                self.relation = chosen.relation
 
 
 def mispaired(arguments):
-    """Two whose samples are all there, but go together otherwise, or nothing."""
-    found = {one.name: one.checksums() for one in arguments}
-    distinct = [name for name, (original, *_) in found.items() if len({*original}) == len(original)]
-    for key, other in itertools.product(distinct[:1], found):
-        if len(found[key][0]) != len(found[other][0]):
-            continue
-        known, *pairs = ([*zip(*both)] for both in zip(found[key], found[other]))
-        known.sort()
-        close = SAME * max((abs(value) for _, value in known), default=0)
-        for number, value in itertools.chain(*pairs):
-            place = bisect.bisect(known, (number,))
-            nearest = min(known[max(place - 1, 0):place + 1], key=lambda pair: abs(pair[0] - number))
-            if abs(nearest[1] - value) > close:
-                return other, key
+    """Two whose samples are all there, but go together otherwise: then sums of their checksums are others."""
+    for one, other in itertools.combinations(arguments, 2):
+        scales = [max(map(abs, each.checksums[0])) or 1 for each in (one, other)]
+        original, *ranks = ([a / scales[0] + b / scales[1] for a, b in zip(*both)]
+                            for both in zip(one.checksums, other.checksums))
+        if len(one.checksums[0]) == len(other.checksums[0]) > matched(original, itertools.chain(*ranks)):
+            return other.name, one.name
     return ()
 
 
@@ -177,7 +152,7 @@ def losses(step, shares, samples):
         return Losses.UNKNOWN
 
     def is_whole(value):
-        return math.isclose(value, whole, rel_tol=KINDS["loss"].floor, abs_tol=1e-12)
+        return math.isclose(value, whole, rel_tol=FLOORS["loss"], abs_tol=1e-12)
     if all(map(is_whole, parts)):
         return Losses.EACH
     if is_whole(sum(parts) / len(parts)):

@@ -6,7 +6,7 @@ from array import array
 import torch
 from torch.distributed.tensor import DTensor
 
-from check_conversion.records import KINDS, Fed
+from check_conversion.records import FLOORS, Fed
 from check_conversion.verdict import few
 
 BUCKETS = 32  # numbers in the sketch of a tensor
@@ -139,7 +139,7 @@ class Measured:
     each step: a correct conversion parts from the original about as far as that run has parted any of them so far."""
 
     def __init__(self, kind, least=0.0):
-        self.floor, self.parted, self.largest = max(KINDS[kind].floor, least), 0.0, 0.0
+        self.floor, self.parted, self.largest = max(FLOORS[kind], least), 0.0, 0.0
 
     def learn(self, one, nudged):
         self.parted = max(self.parted, distance(one, nudged))

@@ -18,7 +18,7 @@ class Weights(Measured):
     """Those of one optimizer: how far they may part so far."""
 
     def __init__(self, start, eps):
-        super().__init__("after")
+        super().__init__("weights")
         self.start, self.eps = start, eps
         self.hidden_since = 0  # the step from which on rounding alone is large
         self.shown = False  # in some step a fault of any size would have shown
@@ -37,70 +37,24 @@ class Weights(Measured):
         self.shown |= TIMES * self.parted < moved
 
 
-class Buffers:
-    """What no optimizer holds: a cause where it differs further than rounding has parted it."""
-
-    def __init__(self, pair):
-        self.pair, self.measured = pair, {}
-
-    def compare(self, k):
-        """What differs in step k or in the one before; not what did long before, without training going otherwise."""
-        rows = [*zip(self.pair.steps, self.pair.nudged.steps, *(rank.steps for rank in self.pair.ranks))][:k]
-        for number, steps in enumerate(rows, 1):
-            one, nudged, *shares = (step.named("buffer") for step in steps)
-            for rank, share in enumerate(shares[1:], 1):
-                if names := self.apart(shares[0], shares[0], share, " on ranks"):
-                    return number >= k - 1 and (
-                        f"{names} differs between ranks 0 and {rank} in step {number}: DDP averages only gradients, so "
-                        "each rank must compute it from the whole batch")
-            if names := self.apart(one, nudged, shares[0]):
-                return number >= k - 1 and f"{names} differs from that of {self.pair.name} in step {number}"
-        return ""
-
-    def apart(self, one, nudged, other, where=""):
-        """Names of what differs, of each way two steps: model.encoder_k, not each of its weights."""
-        without = {name.partition(".")[2] or name: buffer for name, buffer in other.items()}  # the variable's name
-        found = [name for name in one if name in nudged
-                 and (ours := other.get(name) or without.get(name.partition(".")[2] or name))
-                 and self.differs(name + where, one[name], nudged[name], ours)]
-        return few(".".join(name.split(".")[:2]) for name in found)
-
-    def differs(self, name, one, nudged, other):
-        """Its numbers, its rows in any order, and its columns in any order: keys in a queue may lie in another."""
-        differ = []
-        for form in ("sketch", "rows", "columns"):
-            if getattr(one, form):
-                measured = self.measured.setdefault((name, form), Measured("buffer"))
-                measured.learn(getattr(one, form), getattr(nudged, form))
-                differ.append(measured.differs(getattr(one, form), getattr(other, form)))
-        return all(differ)
-
-
 # Parameters whose gradient is nothing but rounding are not compared.
 
-class Kept(NamedTuple):
-    """The parameters of an optimizer that are compared: their names, and their places in both scripts."""
-    names: list
-    places: list
-    theirs: list
-
-    def of(self, step, places):
-        """The step with these of its tensors, in this order."""
-        taken = Step(step)
-        for kind in ("before", "after", "gradients"):
-            tensors = of_tensors(step.last(kind))
-            taken.put(kind, [number for place in places if place < len(tensors) for number in tensors[place]])
-        return taken
+def compared(step, places):
+    """The step with those of its optimizer's tensors that are compared, in this order."""
+    taken = Step(step)
+    for kind in ("before", "after", "gradients"):
+        tensors = of_tensors(step.last(kind))
+        taken.put(kind, [number for place in places if place < len(tensors) for number in tensors[place]])
+    return taken
 
 
-def keep(optimizer, original, ours, noise):
-    names, theirs = original.parameters(optimizer).names, ours.parameters(optimizer).names
+def places(names, theirs, noise):
+    """Where the parameters that are compared stand in the original's optimizer, and in the ranks'."""
     kept = [place for place in range(len(names)) if place not in noise]
     if len(names) != len(theirs):
-        return Kept([names[place] for place in kept], kept, [*range(len(theirs))])
+        return kept, [*range(len(theirs))]
     by_name = sorted(names) == sorted(theirs) and len({*names}) == len(names)  # perhaps in another order
-    places = [theirs.index(names[place]) if by_name else place for place in kept]
-    return Kept([names[place] for place in kept], kept, places)
+    return kept, [theirs.index(names[place]) for place in kept] if by_name else kept
 
 
 def noise_in(steps, nudged):
@@ -135,22 +89,28 @@ class Pair:
         self.on_gpus = {name.partition(" ")[0] for process in (original, *ranks) for step in process.steps
                         for name, only_there in step.get("switch", ()) if only_there}
         noise = noise_in(self.steps, nudged.steps) if nudged else {}
-        self.kept = {which: keep(which, original, ranks[0], noise.get(which, ()))
-                     for which in {step.last("optimizer") for step in self.steps} if ranks[0].parameters(which)}
         self.noise = [original.parameters(which).names[place] for which in sorted(noise) for place in noise[which]]
+        self.places, self.names = {}, {}  # of each optimizer
+        for which in {step.last("optimizer") for step in self.steps} if ranks else ():
+            if ours := ranks[0].parameters(which):
+                names = original.parameters(which).names
+                self.places[which] = places(names, ours.names, noise.get(which, ()))
+                self.names[which] = [names[place] for place in self.places[which][0]]
         self.weights = {}
         self.gradients = collections.defaultdict(lambda: Measured("gradients"))
-        self.scores, self.buffers = Measured("score"), Buffers(self)
+        self.buffers = collections.defaultdict(lambda: Measured("buffer"))
+        self.first_buffers = 0, ""  # the first step in which some differ, and which
+        self.scores = Measured("score")
         self.whole_before = False  # in a step that agreed, each rank took the whole batch, and its own part's loss
 
     def evidence(self, k):
         """Of step k, with what rounding has parted so far."""
         one, nudged, *shares = (process.steps[k - 1] for process in (self.original, self.nudged, *self.ranks))
         which = one.last("optimizer")
-        if {share.last("optimizer") for share in shares} == {which} and which in self.kept:
-            kept = self.kept[which]
-            one, nudged = (kept.of(step, kept.places) for step in (one, nudged))
-            shares = [kept.of(share, kept.theirs) for share in shares]
+        if {share.last("optimizer") for share in shares} == {which} and which in self.places:
+            mine, theirs = self.places[which]
+            one, nudged = (compared(step, mine) for step in (one, nudged))
+            shares = [compared(share, theirs) for share in shares]
         if which not in self.weights:
             self.weights[which] = Weights(one.last("before"), self.original.parameters(which).eps)
         self.weights[which].follow(k, one, nudged)
@@ -158,7 +118,29 @@ class Pair:
         gradients.parted = max(gradients.parted, distance(one.last("gradients"), nudged.last("gradients")))
         for a, b in zip(one.all("score"), nudged.all("score")):
             self.scores.learn([a], [b])
+        self.first_buffers = self.first_buffers if self.first_buffers[0] else self.compare_buffers(k, one, nudged, shares)
         return Evidence(self, k, one, nudged, shares)
+
+    def compare_buffers(self, k, one, nudged, shares):
+        """Those that no optimizer holds: the step, and which differ, further than rounding has parted them."""
+        one, nudged, *shares = (step.named("buffer") for step in (one, nudged, *shares))
+        for rank, share in enumerate(shares[1:], 1):
+            if names := self.other_buffers(shares[0], shares[0], share):
+                return k, (f"{names} differs between ranks 0 and {rank} in step {k}: DDP averages only gradients, so "
+                           "each rank must compute it from the whole batch")
+        names = self.other_buffers(one, nudged, shares[0])
+        return (k, f"{names} differs from that of {self.name} in step {k}") if names else (0, "")
+
+    def other_buffers(self, one, nudged, other):
+        """Names of what differs, of each way two steps: model.encoder_k, not each of its weights."""
+        without = {name.partition(".")[2] or name: buffer for name, buffer in other.items()}  # the variable's name
+        found = []
+        for name in one.keys() & nudged.keys():
+            if theirs := other.get(name) or without.get(name.partition(".")[2] or name):
+                self.buffers[name].learn(one[name].sketch, nudged[name].sketch)
+                if self.buffers[name].differs(one[name].sketch, theirs.sketch):
+                    found.append(".".join(name.split(".")[:2]))
+        return few(sorted(found))
 
 
 def epoch_length(process):
@@ -239,8 +221,7 @@ def compare(pair, whole=True):
         if agree.fault or agree.stopped:
             return agree
         if e.gradients_differ and not earlier:
-            e.parted = True  # what explains that
-            earlier = k, *first_cause(e)
+            earlier = k, *first_cause(e, parted=True)
         agree.follow(e)
     agree.hidden = min((one.hidden_since for one in pair.weights.values() if one.hidden_since), default=0)
     if whole:
