@@ -1,52 +1,35 @@
-"""Why a step differs. In a step things happen in one order: what the ranks were told, what was drawn, which samples,
-which loss, which gradients, which weights. The first row of CAUSES, at the end, that holds is the cause; the rows
-behind it follow from it. Each rests on something that was recorded."""
+"""Why a step differs. In a step things happen in one order: what the ranks were told, which samples they were fed, what
+was drawn, which loss, which gradients, which weights. The first of these that is not as it should be is the cause, and
+what comes behind it follows from it: told(), then fed(), gradients() and weights() say the causes in this order. Each
+rests on something that was recorded, and is a section of the chapter, or None where nothing more can be compared, and
+a sentence."""
+import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
 
 from check_conversion import samples
-from check_conversion.records import FLOORS, Step
+from check_conversion.records import FLOORS
 from check_conversion.samples import Losses, Relation
 from check_conversion.sketch import LARGE, TIMES, apart_in, distance, factor_between, norm, of_tensors
-from check_conversion.verdict import Heading, few
+from check_conversion.verdict import few
 
 SHARED_OUT = (None, "RandomSampler", "SequentialSampler", "SubsetRandomSampler",
               "_InfiniteConstantSampler")  # by DistributedSampler, or a dataset's own lines
+LOAD_FIRST, ROUTES, SUMS, VARY = "Load first, then DDP", "Two routes", "Sums and unequal parts", "Errors that vary"
+NOT_ALL = Relation.REPEATED, Relation.MORE, Relation.LEFT_OUT, Relation.OVERLAP
 SCHEDULED = "lr ", "momentum ", "betas "  # options that may follow the number of steps
 SAME_BITS = 1e-10, 1e-6  # of what DDP keeps alike on all ranks, in float64 and in float32
 
 
-@dataclass
 class Evidence:
     """A step of the original, of its second run, and of all ranks, side by side."""
-    pair: object  # training.Pair: what is known of both runs as a whole
-    step: int  # which, from 1
-    one: Step  # the original's
-    nudged: Step
-    shares: list  # the ranks'
 
-    @property
-    def name(self):
-        return self.pair.name
-
-    @property
-    def count(self):
-        return len(self.shares)
-
-    @property
-    def optimizer(self):
-        return self.one.last("optimizer")
-
-    @property
-    def names(self):
-        """Of the parameters."""
-        return self.pair.names[self.optimizer]
-
-    @property
-    def weights(self):
-        return self.pair.weights[self.optimizer]
+    def __init__(self, pair, step, one, nudged, shares):
+        """pair: training.Pair, what is known of both runs as a whole; step counts from 1."""
+        self.pair, self.step, self.one, self.nudged, self.shares = pair, step, one, nudged, shares
+        self.name, self.count, self.optimizer = pair.name, len(shares), one.last("optimizer")
+        self.names, self.weights = pair.names.get(self.optimizer), pair.weights.get(self.optimizer)
 
     def both(self, kind):
         """The original's and rank 0's."""
@@ -104,18 +87,18 @@ class Evidence:
         """Generators that the original has drawn from."""
         return [name for name, (_, moved) in self.one.named("drew").items() if moved]
 
+    @cached_property
+    def drawing(self):
+        """Generators that move in both in each step, and draw other numbers than in the original."""
+        return [name for name in self.draws if 0 in self.moved(name)
+                and name in self.pair.drawn_in_each_step and not self.as_before(name)]
+
     def as_before(self, generator):
         """Every rank has drawn what the original has, until the model was called at least: how much
         a loss draws then follows from what it is given. Such numbers are no cause."""
         until_then = {share.last("forward", {}).get(generator) for share in self.shares}
         return {*self.states(generator)} == {self.one.named("drew")[generator][0]} or (
             until_then == {self.one.last("forward", {}).get(generator, "none")})
-
-    @cached_property
-    def drawing(self):
-        """Generators that move in both in each step, and draw other numbers than in the original."""
-        return [name for name in self.draws if 0 in self.moved(name)
-                and name in self.pair.drawn_in_each_step and not self.as_before(name)]
 
     @cached_property
     def drawn_values(self):
@@ -161,12 +144,42 @@ class Evidence:
         unclipped = "before they are clipped, " * bool(self.factor_unclipped)
         return f"{unclipped}all gradients are {self.factor_unclipped or self.factor:.4g} times those of {self.name}"
 
-    @property
-    def losses_of_ranks(self):
-        return ", ".join(f"{sum(share.all('loss')):.6g}" for share in self.shares)
 
+# What the ranks were told, and where they begin: also where it moves no weight otherwise.
 
-# What the ranks were told, and where they begin.
+def told(e):
+    theirs = [share.last("optimizer") for share in e.shares]
+    if {*theirs} != {e.optimizer}:
+        yield "Decisions", (f"{e.name} takes this step with optimizer {e.optimizer + 1}, the ranks with optimizer "
+                            f"{' and '.join(str(one + 1) for one in dict.fromkeys(theirs))}, in the order of their "
+                            "first steps: all must take the same steps in the same order")
+    if len({len(one) for one in e.both("before")}) > 1:
+        names, ours = (process.parameters(e.optimizer).names for process in (e.pair.original, e.pair.ranks[0]))
+        lacking = few(name for name in names if name not in ours) or "none, but has more"
+        yield LOAD_FIRST, f"the optimizer holds other parameters than in {e.name}; it lacks {lacking}"
+    for rank, share in enumerate(e.shares):
+        if apart := options_apart(e.shares[0], share, e.shares[0]):
+            yield "Decisions", (f"ranks 0 and {rank} have different optimizer options: {', '.join(apart)}; all must "
+                                "decide by the same figure")
+    yield from shuffles_of_ranks(e)
+    for kind, heading, what in (
+            ("before", LOAD_FIRST, "weights: {}; load or change them on all ranks alike"),
+            ("gradients", "Training goes through DDP", "gradients: {}; call the DDP model itself in each step"),
+            ("after", LOAD_FIRST, "weights after the step: {}")):
+        if apart := ranks_apart(e, kind):
+            yield heading, f"ranks 0 and {apart[0]} have different {what.format(apart[1])}"
+    one, ours = e.both("before")
+    if not e.weights.hidden_since and e.weights.differs(one, ours):
+        yield LOAD_FIRST, (
+            f"it begins with different weights, most in {apart_in(e.names, one, ours)}: seed both scripts alike"
+            if one == e.weights.start else
+            "the weights differ before the step, although they agreed after the previous step")
+    yield from other_scores(e)
+    yield from other_switches(e)
+    options = options_apart(e.one, e.shares[0], e.nudged)
+    if not all(option.startswith(SCHEDULED) for option in options):
+        yield "Decisions", f"different optimizer options: {other_options(e)}"
+
 
 def options_apart(one, other, nudged):
     """What two optimizers have been told otherwise: lr 0.1 instead of 0.05; not what rounding moves."""
@@ -189,26 +202,16 @@ def other_options(e):
     return ", ".join(options)
 
 
-def unscheduled_options(e):
-    options = options_apart(e.one, e.shares[0], e.nudged)
-    return not all(option.startswith(SCHEDULED) for option in options) and other_options(e)
-
-
-def options_of_ranks(e):
-    apart = [(rank, options_apart(e.shares[0], share, e.shares[0])) for rank, share in enumerate(e.shares)]
-    return next(((rank, ", ".join(options)) for rank, options in apart if options), None)
-
-
 def shuffles_of_ranks(e):
     first, *others = [rank.latest("shuffle", e.step) for rank in e.pair.ranks]
     for rank, other in enumerate(others, 1):
         if first and other and first.value.shuffles and other.value.shuffles:
+            said = f"ranks 0 and {rank} shuffle differently"
             if first.value.asked != other.value.asked:
-                return (f"0 and {rank} shuffle differently, because DistributedSampler's seed and epoch are "
-                        f"{first.value.asked} and {other.value.asked}")
+                yield "Random numbers", (f"{said}, because DistributedSampler's seed and epoch are "
+                                         f"{first.value.asked} and {other.value.asked}")
             if replace(first.value, again=False) != replace(other.value, again=False):
-                return f"0 and {rank} shuffle differently, each with its own random numbers: use DistributedSampler"
-    return ""
+                yield "Random numbers", f"{said}, each with its own random numbers: use DistributedSampler"
 
 
 def ranks_apart(e, kind):
@@ -222,147 +225,207 @@ def ranks_apart(e, kind):
     return None
 
 
-def other_optimizer(e):
-    theirs = [share.last("optimizer") for share in e.shares]
-    return {*theirs} != {e.optimizer} and (e.optimizer + 1, " and ".join(str(one + 1) for one in dict.fromkeys(theirs)))
-
-
-def other_parameters(e):
-    names, ours = (process.parameters(e.optimizer).names for process in (e.pair.original, e.pair.ranks[0]))
-    one, other = map(len, e.both("before"))
-    return one != other and (few(name for name in names if name not in ours) or "none, but has more")
-
-
-def other_weights(e):
-    one, ours = e.both("before")
-    if e.weights.hidden_since or not e.weights.differs(one, ours):
-        return ""
-    if one == e.weights.start:
-        return f"it begins with different weights, most in {apart_in(e.names, one, ours)}: seed both scripts alike"
-    return "the weights differ before the step, although they agreed after the previous step"
-
-
-def scores_of_ranks(e):
-    for given in zip(*(share.all("score") for share in e.shares)):
-        if any(distance(given[:1], [value]) > FLOORS["options"] * norm(given) for value in given):
-            return "is given a different value on each rank: " + ", ".join(f"{value:.6g}" for value in given)
-    counts = [len(share.all("score")) for share in e.shares]
-    return len({*counts}) > 1 and f"is stepped {', '.join(map(str, counts))} times on the ranks"
-
-
 def other_scores(e):
-    one, ours = e.one.all("score"), e.shares[0].all("score")
-    apart = [f"is given {c:.6g} instead of {a:.6g}" for a, c in zip(one, ours) if e.pair.scores.differs([a], [c])]
-    return apart[0] if apart else len(one) != len(ours) and f"is stepped {len(ours)} times instead of {len(one)}"
+    """Of ReduceLROnPlateau."""
+    said, one, *shares = "ReduceLROnPlateau is", *(step.all("score") for step in (e.one, *e.shares))
+    for given in zip(*shares):
+        if any(distance(given[:1], [value]) > FLOORS["options"] * norm(given) for value in given):
+            yield "Decisions", (f"{said} given a different value on each rank: "
+                                f"{', '.join(f'{value:.6g}' for value in given)}: it needs the figure of all ranks")
+    if len({*map(len, shares)}) > 1:
+        yield "Decisions", f"{said} stepped {', '.join(str(len(share)) for share in shares)} times on the ranks"
+    for a, c in zip(one, shares[0]):
+        if e.pair.scores.differs([a], [c]):
+            yield "Decisions", f"{said} given {c:.6g} instead of {a:.6g}"
+    if len(one) != len(shares[0]):
+        yield "Decisions", f"{said} stepped {len(shares[0])} times instead of {len(one)}"
 
 
 def other_switches(e):
     """What is on only where there is a GPU is not compared."""
-    def on(step):
-        return {name for name in step.named("switch") if name.partition(" ")[0] not in e.pair.on_gpus}
-    seen = on(e.one).union(*map(on, e.shares))
-    for what in sorted(seen, key=lambda what: (what != "model.eval()", what)):  # which turns dropout off too
-        others = [rank for rank, share in enumerate(e.shares) if (what in on(share)) != (what in on(e.one))]
+    on, *theirs = ({name for name in step.named("switch") if name.partition(" ")[0] not in e.pair.on_gpus}
+                   for step in (e.one, *e.shares))
+    for what in sorted(on.union(*theirs), key=lambda what: (what != "model.eval()", what)):  # it turns dropout off too
+        others = [rank for rank, ours in enumerate(theirs) if (what in ours) != (what in on)]
         if others:
             where = e.pair.converted + f" on rank {others[0]}" * (len(others) < e.count)
-            first, then = ("on", "off") if what in on(e.one) else ("off", "on")
-            return f"{what} is {first} in {e.name} and {then} in {where}"
-    return ""
+            first, then = ("on", "off") if what in on else ("off", "on")
+            yield "What your script has", f"{what} is {first} in {e.name} and {then} in {where}"
 
 
-# Which samples.
+# Which samples, and random numbers that are seen in them.
+
+def fed(e):
+    relation, seen, (loader, our_loader), (shuffle, our_shuffle) = (
+        e.relation, e.samples, e.latest("loader"), e.latest("shuffle"))
+    full_size = relation not in (Relation.UNKNOWN, Relation.SAME, Relation.WHOLE) and e.count > 1 and (
+        sum(seen.ranks) == e.count * seen.original)
+    if not any(e.shares[0].last("gradients")) and any(e.one.last("gradients")):
+        yield "Training goes through DDP", (
+            "there are no gradients: the optimizer must hold the parameters of the model that is trained, so make it "
+            "after that model")
+    if e.step == min(e.pair.lengths) + 1:
+        yield from other_length(e)
+    if (e.drawn_values or e.numbers_matter) and any(len({*e.states(name)}) == 1 < e.count for name in e.drawing):
+        yield "Random numbers", (
+            f"both draw random numbers in each step, {e.by}, and all ranks draw the same ones, perhaps for noise, "
+            "augmentation or picking the samples of a batch: draw them for the whole batch on each rank, then take "
+            "the rank's part")
+    if relation == Relation.SAME and seen.mispaired:
+        yield ROUTES, f"{seen.mispaired[0]} is paired with other samples of {seen.mispaired[1]} than in {e.name}"
+    if relation == Relation.ALIKE or (relation == Relation.WHOLE and e.count > 1 and not e.pair.whole_before):
+        yield ROUTES, f"{relation.value}: {seen.sizes}"
+    if full_size and len({*seen.calls}) == 1 < seen.calls[0]:
+        yield "Loops of steps", (
+            f"each rank takes {seen.calls[0]} batches of full size in a step, as {e.name} does alone: divide the "
+            f"number of batches in a step by the number of processes ({e.count})")
+    if full_size:
+        yield ROUTES, f"each rank takes a full-size batch of its own, instead of batch_size // world_size: {seen.sizes}"
+    if relation in NOT_ALL and sum(seen.ranks) < 0.6 * seen.original:
+        yield ROUTES, f"the batch is divided twice: {seen.sizes}"
+    if relation in (Relation.OTHERS, Relation.VALUES, Relation.OVERLAP):
+        before, now = (one.name if one else None for one in (loader, our_loader))
+        if before != now and before not in SHARED_OUT:
+            yield ROUTES, f"the samples are drawn by {before} in {e.name}, by {now or 'no sampler'} now"
+    if relation not in (Relation.SAME, Relation.WHOLE) and our_shuffle and our_shuffle.value.again:
+        yield ROUTES, ("the samples come in the order of an earlier epoch, because set_epoch was not called: call "
+                       "sampler.set_epoch(epoch)")
+    if relation == Relation.OTHERS and loader and our_loader:
+        shuffling = [bool(one and one.value.shuffles) for one in (shuffle, our_shuffle)]
+        if shuffling == [True, False]:
+            yield ROUTES, f"{e.name} shuffles, with {loader.name}; {e.pair.converted} does not"
+        if shuffling == [False, True]:
+            yield ROUTES, f"{e.pair.converted} shuffles, with {our_loader.name}; {e.name} does not"
+    if relation in NOT_ALL:
+        yield ROUTES, f"{relation.value}: {seen.sizes}"
+    if relation == Relation.OTHERS:
+        yield from other_length(e)
+        if e.step > 1 or shuffle or our_shuffle:  # what was drawn before made the model and the data
+            for name in e.draws:
+                if name not in e.pair.drawn_in_each_step and len({*e.states(name)}) > 1:
+                    yield "Random numbers", (f"the ranks draw different random numbers once per pass over the data, by "
+                                             f"{name}, and are fed other samples than {e.name}: {seen.sizes}")
+    yield from other_numbers(e)
+    if relation == Relation.OTHERS:
+        yield ROUTES, f"different samples from those of {e.name} in this step, in {seen.argument}: {seen.sizes}"
+    if options := other_options(e):
+        yield "Decisions", f"different optimizer options: {options}"
+
 
 def other_length(e):
     before, now = e.pair.lengths
     if 0 in (before, now) or before == now:
-        return ""
+        return
     said = f"an epoch had {before} steps in {e.name} and now has {now}"
     dropped_before, dropped = (loader.value if loader else "" for loader in e.latest("loader"))
-    if now > before:
-        return said + f": {dropped_before} had drop_last=True in {e.name}" * bool(dropped_before)
-    if dropped == "DataLoader":
-        return f"{said}: DataLoader(drop_last=True) leaves out the last batch, which is smaller; leave drop_last away"
     shuffle = e.latest("shuffle")[1]
-    if dropped and shuffle and 0 < e.samples.original <= shuffle.value.length % e.count:
-        return (f"{said}: {dropped}(drop_last=True) leaves out {shuffle.value.length % e.count} samples, all that the "
-                f"last batch had; leave them out in {e.name} too")
-    if now < before - 1:
-        return said
-    return f"{said}, because its loop leaves out the last step, which is incomplete: leave that out in {e.name} too"
+    left_out = shuffle.value.length % e.count if shuffle else 0
+    if now > before:
+        said += f": {dropped_before} had drop_last=True in {e.name}" * bool(dropped_before)
+    elif dropped == "DataLoader":
+        said += ": DataLoader(drop_last=True) leaves out the last batch, which is smaller; leave drop_last away"
+    elif dropped and 0 < e.samples.original <= left_out:
+        said += (f": {dropped}(drop_last=True) leaves out {left_out} samples, all that the last batch had; leave them "
+                 f"out in {e.name} too")
+    elif now == before - 1:
+        said += f", because its loop leaves out the last step, which is incomplete: leave that out in {e.name} too"
+    yield ROUTES, said
 
 
-def is_full_size(e):
-    return e.count > 1 and sum(e.samples.ranks) == e.count * e.samples.original and e.relation not in (
-        Relation.UNKNOWN, Relation.SAME, Relation.WHOLE)
+def other_numbers(e):
+    """Where they are seen in the samples or in the loss: noise and augmentation."""
+    if e.relation == Relation.OTHERS or e.unexplained:
+        for name in e.draws:
+            drew = e.moved(name)
+            if 0 < len(drew) < e.count:
+                other = next(rank for rank in range(e.count) if rank not in drew)
+                yield "Random numbers", (f"rank {drew[0]} draws random numbers for this step, by {name}, and rank "
+                                         f"{other} does not: all ranks must draw equally many")
+    if e.numbers_matter and e.drawing:
+        before = [rank.steps[e.step - 2].named("drew") for rank in e.pair.ranks] if e.step > 1 else [{}]
+        if any(name in before[0] and len({states.get(name, (0,))[0] for states in before}) == 1 for name in e.drawing):
+            yield "Random numbers", (f"the ranks drew the same random numbers up to this step, {e.by}, but no longer "
+                                     "do: one of them has drawn more")
+        yield None, (f"both draw random numbers in each step, {e.by}, and each rank draws its own, which is right for "
+                     "noise and augmentation. Nothing more can be compared until these are turned off in both "
+                     "scripts, or drawn for the whole batch")
 
 
-def batches_in_a_step(e):
-    calls = e.samples.calls
-    return is_full_size(e) and len({*calls}) == 1 and calls[0] > 1 and calls[0]
+# Which gradients.
+
+def gradients(e):
+    part, factor = f"1 / the number of processes ({e.count})", e.factor_unclipped or e.factor
+    step, buffers = e.pair.first_buffers
+    if step >= e.step - 1 and buffers and not e.drawing:  # what differed long before is no cause
+        yield "What your script has", buffers
+    yield from other_clipping(e)
+    if e.factor is not None and e.count > 1 and math.isclose(factor, 1 / e.count, rel_tol=0.01):
+        if e.losses == Losses.EACH:
+            yield "Losses over pairs", (f"{e.all_gradients}, which is {part}: each rank computes the whole loss, but "
+                                        "its gradient reaches only the rank's own part; gather with gradients")
+        yield SUMS, f"{e.all_gradients}, which is {part}: " + (
+            "the sum of the ranks' losses is the original's loss: DDP takes the mean over ranks, so multiply by "
+            "world_size" if e.losses == Losses.SUM else
+            "DDP takes the mean over ranks (is the loss a sum over the batch, or are gradients clipped to another "
+            "norm?)")
+    if e.factor is not None and e.count > 1 and math.isclose(factor, e.count, rel_tol=0.01):
+        yield SUMS, f"{e.all_gradients}, the number of processes: do not multiply a mean by world_size"
+    if e.factor is not None:
+        yield SUMS, f"{e.all_gradients}, with {e.count} processes"
+    if e.unexplained and e.drawn_values:
+        said = f"{e.drawn_values} has values that {e.name} never feeds it, and"
+        if e.pair.in_workers:
+            yield None, (f"{said} loader workers draw random numbers, by {e.pair.in_workers}: augmentation or noise. "
+                         "Nothing more can be compared until it is turned off in both")
+        yield "Random numbers", (f"{said} no random numbers are drawn for them in each step: does each rank have its "
+                                 "own data, or is it prepared differently?")
+    if len({*e.samples.ranks}) > 1 and e.losses == Losses.MEAN_OF_SAMPLES:
+        yield SUMS, (f"the loss is a mean, but the ranks' parts are not equal: {e.samples.sizes}; divide each rank's "
+                     "sum by the count of the whole batch")
+    norms = [share.last("norm") for share in e.shares]
+    if len({*norms}) > 1 and None not in norms:
+        yield VARY, (f"gradients are clipped before they are averaged, at norms of "
+                     f"{', '.join(f'{one:.3g}' for one in norms)}: clip after the last backward")
 
 
-def other_sampler(e):
-    original, ours = (loader.name if loader else None for loader in e.latest("loader"))
-    return original != ours and original not in SHARED_OUT and (original, ours or "no sampler")
-
-
-def one_shuffles(e):
-    loaders, shuffling = e.latest("loader"), [bool(one and one.value.shuffles) for one in e.latest("shuffle")]
-    names = (e.name, e.pair.converted)
-    return all(loaders) and shuffling[0] != shuffling[1] and (
-        names[shuffling[1]], loaders[shuffling[1]].name, names[shuffling[0]])
-
-
-def own_order(e):
-    """Numbers that are drawn once a pass order its samples: all ranks need the same. What was drawn before the first
-    step made the model and the data."""
-    return (e.step > 1 or any(e.latest("shuffle"))) and next(
-        (name for name in e.draws if name not in e.pair.drawn_in_each_step and len({*e.states(name)}) > 1), None)
-
-
-# Which random numbers, where they are seen in the samples or in the loss: noise and augmentation.
-
-def one_rank_draws(e):
-    for name in e.draws:
-        drew = e.moved(name)
-        if 0 < len(drew) < e.count:
-            return drew[0], name, next(rank for rank in range(e.count) if rank not in drew)
-    return None
-
-
-def same_numbers(e):
-    return (e.drawn_values or e.numbers_matter) and any(len({*e.states(name)}) == 1 < e.count for name in e.drawing)
-
-
-def parted_numbers(e):
-    before = [rank.steps[e.step - 2].named("drew") for rank in e.pair.ranks] if e.step > 1 else [{}]
-    return e.numbers_matter and any(
-        name in before[0] and len({states.get(name, (0,))[0] for states in before}) == 1 for name in e.drawing)
-
-
-# Which gradients, and which weights.
-
-def is_factor(e, factor):
-    return e.factor is not None and e.count > 1 and math.isclose(e.factor_unclipped or e.factor, factor, rel_tol=0.01)
-
-
-def clipped_otherwise(e):
+def other_clipping(e):
     one, ours = e.both("norm")
     if one is not None and ours is None:
-        return f"gradients are clipped in {e.name}, and are no longer: clip them as before"
+        yield "What your script has", f"gradients are clipped in {e.name}, and are no longer: clip them as before"
     if one is None and ours is not None:
-        return f"gradients were not clipped in {e.name}, and are now"
+        yield "What your script has", f"gradients were not clipped in {e.name}, and are now"
     if one and ours == 0:
-        return "gradients are clipped before backward, when there are none yet: clip them after it"
+        yield "What your script has", "gradients are clipped before backward, when there are none yet: clip after it"
     if e.factor is not None and math.isclose(e.factor_unclipped or 0, 1, rel_tol=1e-6):
-        return (f"gradients are clipped to another norm: they are {e.factor:.4g} times those of {e.name}, and were "
-                "the same before")
-    return ""
+        yield "What your script has", (f"gradients are clipped to another norm: they are {e.factor:.4g} times those of "
+                                       f"{e.name}, and were the same before")
 
 
-def norms_of_ranks(e):
-    norms = [share.last("norm") for share in e.shares]
-    return len({*norms}) > 1 and None not in norms and ", ".join(f"{one:.3g}" for one in norms)
+# Which weights; then what is known where no cause was seen.
+
+def weights(e):
+    if of_the_optimizer(e):
+        yield LOAD_FIRST, (f"{e.known}, and the gradients agree, but the optimizer's step does not: was its state "
+                           f"loaded, as in {e.name}?")
+    one, nudged = e.one.last("gradients"), e.nudged.last("gradients")
+    if e.weights.hidden_since or distance(*e.both("gradients")) <= TIMES * e.pair.gradients[e.optimizer].parted:
+        pairs = zip(e.names, of_tensors(one), of_tensors(nudged))
+        where = few(name for name, a, b in pairs if distance(a, b) > LARGE * norm(a)) or "all of them"
+        yield None, (f"from here on rounding alone moves the gradients of {e.name} as far, most in {where}, so smaller "
+                     "faults cannot be seen; all steps before are the same")
+    if e.losses in (Losses.MEAN, Losses.EACH):
+        yield VARY, f"{e.known} and the same loss, {e.what_differs}" + (
+            "; are means of batches averaged that count unequally many targets? Divide the sum of a step by its count"
+            * (len(e.one.all("loss")) > 1))
+    if e.losses == Losses.SUM:
+        yield SUMS, f"{e.known}, and the ranks' losses add up to the original's loss; {e.what_differs}"
+    if e.losses == Losses.OTHER:
+        each = ", ".join(f"{sum(share.all('loss')):.6g}" for share in e.shares)
+        yield VARY, (f"{e.known}, but the ranks' losses are {each}, and neither their mean nor their sum is that of "
+                     f"{e.name}. Do parts count differently (padding, ignore_index, class weights), is something "
+                     "computed over the batch (mining, a contrastive loss), or are labels, which the model does not "
+                     f"see, paired with other samples? {e.what_differs}")
+    yield VARY, f"{e.known}; {e.what_differs}"
 
 
 def of_the_optimizer(e):
@@ -371,136 +434,6 @@ def of_the_optimizer(e):
     return distance(*e.both("after")) / step > 1000 * max(e.apart, 1e-6)
 
 
-def by_rounding(e):
-    """Where the second run of the original parts by as much."""
-    one, nudged = e.one.last("gradients"), e.nudged.last("gradients")
-    if not e.weights.hidden_since and distance(*e.both("gradients")) > TIMES * e.pair.gradients[e.optimizer].parted:
-        return ""
-    pairs = zip(e.names, of_tensors(one), of_tensors(nudged))
-    return few(name for name, a, b in pairs if distance(a, b) > LARGE * norm(a)) or "all of them"
-
-
-class Cause(NamedTuple):
-    heading: Heading
-    holds: object  # a function of the evidence: whether it holds, or what the sentence shows as `found`
-    sentence: str
-    always: bool = False  # also of a step that moves the weights alike
-    stops: bool = False  # no fault: nothing more can be compared
-
-
-H, R, L = Heading, Relation, Losses
-CAUSES = [
-    # What the ranks were told, and where the step begins.
-    Cause(H.DECISIONS, other_optimizer, "{e.name} takes this step with optimizer {found[0]}, the ranks with optimizer "
-          "{found[1]}, in the order of their first steps: all must take the same steps in the same order", always=True),
-    Cause(H.LOAD_FIRST, other_parameters,
-          "the optimizer holds other parameters than in {e.name}; it lacks {found}", always=True),
-    Cause(H.DECISIONS, options_of_ranks, "ranks 0 and {found[0]} have different optimizer options: {found[1]}; all "
-          "must decide by the same figure", always=True),
-    Cause(H.NUMBERS, shuffles_of_ranks, "ranks {found}", always=True),
-    Cause(H.LOAD_FIRST, lambda e: ranks_apart(e, "before"), "ranks 0 and {found[0]} have different weights: "
-          "{found[1]}; load or change them on all ranks alike", always=True),
-    Cause(H.THROUGH_DDP, lambda e: ranks_apart(e, "gradients"), "ranks 0 and {found[0]} have different gradients: "
-          "{found[1]}; call the DDP model itself in each step", always=True),
-    Cause(H.LOAD_FIRST, other_weights, "{found}", always=True),
-    Cause(H.DECISIONS, scores_of_ranks, "ReduceLROnPlateau {found}: it needs the figure of all ranks", always=True),
-    Cause(H.DECISIONS, other_scores, "ReduceLROnPlateau {found}", always=True),
-    Cause(H.HAS, other_switches, "{found}", always=True),
-    Cause(H.DECISIONS, unscheduled_options, "different optimizer options: {found}", always=True),
-    # Samples, and random numbers that are seen in them.
-    Cause(H.THROUGH_DDP, lambda e: not any(e.shares[0].last("gradients")) and any(e.one.last("gradients")),
-          "there are no gradients: the optimizer must hold the parameters of the model that is trained, so make it "
-          "after that model"),
-    Cause(H.ROUTES, lambda e: e.step == min(e.pair.lengths) + 1 and other_length(e), "{found}"),
-    Cause(H.NUMBERS, same_numbers, "both draw random numbers in each step, {e.by}, and all ranks draw the same ones, "
-          "perhaps for noise, augmentation or picking the samples of a batch: draw them for the whole batch on each "
-          "rank, then take the rank's part"),
-    Cause(H.ROUTES, lambda e: e.relation == R.SAME and e.samples.mispaired,
-          "{found[0]} is paired with other samples of {found[1]} than in {e.name}"),
-    Cause(H.ROUTES, lambda e: e.relation == R.ALIKE or (
-        e.relation == R.WHOLE and e.count > 1 and not e.pair.whole_before), "{e.relation.value}: {e.samples.sizes}"),
-    Cause(H.STEPS, batches_in_a_step, "each rank takes {found} batches of full size in a step, as {e.name} does "
-          "alone: divide the number of batches in a step by the number of processes ({e.count})"),
-    Cause(H.ROUTES, is_full_size,
-          "each rank takes a full-size batch of its own, instead of batch_size // world_size: {e.samples.sizes}"),
-    Cause(H.ROUTES, lambda e: e.relation not in (R.UNKNOWN, R.SAME, R.WHOLE) and (
-        sum(e.samples.ranks) < 0.6 * e.samples.original), "the batch is divided twice: {e.samples.sizes}"),
-    Cause(H.ROUTES, lambda e: e.relation in (R.OTHERS, R.VALUES, R.OVERLAP) and other_sampler(e),
-          "the samples are drawn by {found[0]} in {e.name}, by {found[1]} now"),
-    Cause(H.ROUTES, lambda e: e.relation not in (R.SAME, R.WHOLE) and e.latest("shuffle")[1]
-          and e.latest("shuffle")[1].value.again, "the samples come in the order of an earlier epoch, because "
-          "set_epoch was not called: call sampler.set_epoch(epoch)"),
-    Cause(H.ROUTES, lambda e: e.relation == R.OTHERS and one_shuffles(e),
-          "{found[0]} shuffles, with {found[1]}; {found[2]} does not"),
-    Cause(H.ROUTES, lambda e: e.relation in (R.REPEATED, R.MORE, R.LEFT_OUT, R.OVERLAP),
-          "{e.relation.value}: {e.samples.sizes}"),
-    Cause(H.ROUTES, lambda e: e.relation == R.OTHERS and other_length(e), "{found}"),
-    Cause(H.NUMBERS, lambda e: e.relation == R.OTHERS and own_order(e), "the ranks draw different random numbers once "
-          "per pass over the data, by {found}, and are fed other samples than {e.name}: {e.samples.sizes}"),
-    Cause(H.NUMBERS, lambda e: (e.relation == R.OTHERS or e.unexplained) and one_rank_draws(e),
-          "rank {found[0]} draws random numbers for this step, by {found[1]}, and rank {found[2]} does not: all ranks "
-          "must draw equally many"),
-    Cause(H.NUMBERS, parted_numbers, "the ranks drew the same random numbers up to this step, {e.by}, but no longer "
-          "do: one of them has drawn more"),
-    Cause(H.NUMBERS, lambda e: e.drawing and e.numbers_matter, "both draw random numbers in each step, {e.by}, and "
-          "each rank draws its own, which is right for noise and augmentation. Nothing more can be compared until "
-          "these are turned off in both scripts, or drawn for the whole batch", stops=True),
-    Cause(H.ROUTES, lambda e: e.relation == R.OTHERS,
-          "different samples from those of {e.name} in this step, in {e.samples.argument}: {e.samples.sizes}"),
-    Cause(H.DECISIONS, other_options, "different optimizer options: {found}", always=True),
-    # Gradients.
-    Cause(H.HAS, lambda e: not e.drawing and e.pair.first_buffers[0] >= e.step - 1 and e.pair.first_buffers[1],
-          "{found}"),  # not one that differed long before
-    Cause(H.HAS, clipped_otherwise, "{found}"),
-    Cause(H.PAIRS, lambda e: is_factor(e, 1 / e.count) and e.losses == L.EACH,
-          "{e.all_gradients}, which is 1 / the number of processes ({e.count}): each rank computes the whole loss, "
-          "but its gradient reaches only the rank's own part; gather with gradients"),
-    Cause(H.SUMS, lambda e: is_factor(e, 1 / e.count) and e.losses == L.SUM,
-          "{e.all_gradients}, which is 1 / the number of processes ({e.count}): the sum of the ranks' losses is the "
-          "original's loss: DDP takes the mean over ranks, so multiply by world_size"),
-    Cause(H.SUMS, lambda e: is_factor(e, 1 / e.count),
-          "{e.all_gradients}, which is 1 / the number of processes ({e.count}): DDP takes the mean over ranks (is the "
-          "loss a sum over the batch, or are gradients clipped to another norm?)"),
-    Cause(H.SUMS, lambda e: is_factor(e, e.count),
-          "{e.all_gradients}, the number of processes: do not multiply a mean by world_size"),
-    Cause(H.SUMS, lambda e: e.factor is not None, "{e.all_gradients}, with {e.count} processes"),
-    Cause(H.NUMBERS, lambda e: e.unexplained and e.pair.in_workers and e.drawn_values,
-          "{found} has values that {e.name} never feeds it, and loader workers draw random numbers, by "
-          "{e.pair.in_workers}: augmentation or noise. Nothing more can be compared until it is turned off in "
-          "both", stops=True),
-    Cause(H.NUMBERS, lambda e: e.unexplained and e.drawn_values,
-          "{found} has values that {e.name} never feeds it, and no random numbers are drawn for them in each step: "
-          "does each rank have its own data, or is it prepared differently?"),
-    Cause(H.SUMS, lambda e: len({*e.samples.ranks}) > 1 and e.losses == L.MEAN_OF_SAMPLES,
-          "the loss is a mean, but the ranks' parts are not equal: {e.samples.sizes}; divide each rank's sum by the "
-          "count of the whole batch"),
-    Cause(H.VARY, norms_of_ranks,
-          "gradients are clipped before they are averaged, at norms of {found}: clip after the last backward"),
-    # Weights; then what is known where no cause was seen.
-    Cause(H.LOAD_FIRST, lambda e: ranks_apart(e, "after"),
-          "ranks 0 and {found[0]} have different weights after the step: {found[1]}", always=True),
-    Cause(H.LOAD_FIRST, of_the_optimizer, "{e.known}, and the gradients agree, but the optimizer's step does not: was "
-          "its state loaded, as in {e.name}?"),
-    Cause(H.CHECK_IT, by_rounding, "from here on rounding alone moves the gradients of {e.name} as far, most in "
-          "{found}, so smaller faults cannot be seen; all steps before are the same", stops=True),
-    Cause(H.VARY, lambda e: e.losses in (L.MEAN, L.EACH) and len(e.one.all("loss")) > 1,
-          "{e.known} and the same loss, {e.what_differs}; are means of batches averaged that count unequally many "
-          "targets? Divide the sum of a step by its count"),
-    Cause(H.VARY, lambda e: e.losses in (L.MEAN, L.EACH), "{e.known} and the same loss, {e.what_differs}"),
-    Cause(H.SUMS, lambda e: e.losses == L.SUM,
-          "{e.known}, and the ranks' losses add up to the original's loss; {e.what_differs}"),
-    Cause(H.VARY, lambda e: e.losses == L.OTHER,
-          "{e.known}, but the ranks' losses are {e.losses_of_ranks}, and neither their mean nor their sum is that of "
-          "{e.name}. Do parts count differently (padding, ignore_index, class weights), is something computed over "
-          "the batch (mining, a contrastive loss), or are labels, which the model does not see, paired with other "
-          "samples? {e.what_differs}"),
-    Cause(H.VARY, lambda e: True, "{e.known}; {e.what_differs}"),
-]
-
-
-def first_cause(e, parted=None):
-    """The first row that holds, and its sentence, or nothing."""
-    for cause in CAUSES:
-        if (cause.always or (e.parted if parted is None else parted)) and (found := cause.holds(e)):
-            return cause, cause.sentence.format(e=e, found=found)
-    return None, ""
+def first(*causes):
+    """Of several generators."""
+    return next(itertools.chain(*causes), None)

@@ -6,7 +6,7 @@ from check_conversion.records import FLOORS
 from check_conversion.running import own_error
 from check_conversion.samples import Losses
 from check_conversion.training import Pair, Training
-from check_conversion.verdict import CHAPTER, SHOWN, CannotSay, Fault, Heading, Verdict, few
+from check_conversion.verdict import SHOWN, CannotSay, Fault, Verdict, few
 
 # Whether a run can be judged.
 
@@ -76,25 +76,25 @@ def how_it_ended(original, converted):
     """A fault of the converted script's run as a whole."""
     counts = [len(rank.steps) for rank in converted.ranks]
     if converted.waits:
-        return Fault("\n  ".join(["it hangs:", *converted.waits]), Heading.HANGS)
+        return Fault("\n  ".join(["it hangs:", *converted.waits]), "Hangs")
     if {*counts} == {len(original.ranks[0].steps)} and re.search(
             "terminate called without|SIGABRT", converted.stderr):
         return Fault("it aborts when it ends: import torch.distributed.nn before the process group is made, and del "
-                     "model before it is destroyed", Heading.END)
+                     "model before it is destroyed", "The end of a run")
     if converted.status:
         error = own_error(converted.stderr)
         gone = re.search("Connection (reset|closed)", error)
         steps = ", ".join(map(str, counts)) or 0
         ended = " (the rank that it waits for has ended)" * bool(gone)
         return Fault(f"it fails after the ranks took {steps} steps: "
-                     f"{error}{ended}", Heading.HANGS if gone else Heading.ERRORS)
+                     f"{error}{ended}", "Hangs" if gone else "Errors")
     if converted.outlived:
-        return Fault("it leaves processes behind", Heading.END)
+        return Fault("it leaves processes behind", "The end of a run")
     if not converted.ranks:
         raise CannotSay(f"{converted.name} takes no optimizer step{resumed(converted)}")
     if idle := converted.idle:
         return Fault(f"rank {' and '.join(map(str, idle))} did not train: {len(idle) + len(counts)} processes were "
-                     f"started, {len(counts)} trained", Heading.THROUGH_DDP)
+                     f"started, {len(counts)} trained", "Training goes through DDP")
     return None
 
 
@@ -143,7 +143,7 @@ def say_training(agree, converted, without):
            + f"; not compared: {', '.join(without)}" * bool(without))
     yield f"weights within {agree.weights:.0e} of their norm; rounding alone moves them by {agree.rounding:.0e}"
     if agree.not_shared_out:
-        yield str(Fault("each rank computes all of it: give each its part of the batch", Heading.ROUTES))
+        yield str(Fault("each rank computes all of it: give each its part of the batch", "Two routes"))
     elif agree.whole:
         parts = {*agree.whole} <= {Losses.MEAN, Losses.SUM, Losses.MEAN_OF_SAMPLES}
         own = ", but takes the loss of its own part only" * parts
@@ -172,11 +172,3 @@ def say_rest(original, converted, parts, pair):
         if names:
             yield f"{text}: {few(names)}"
     yield from (remark for part in parts for remark in part.remarks)
-    if "dropout" in not_compared(original, converted) and not ranks_draw_alike(converted):
-        yield ("dropout was 0; without the check, the ranks would draw different numbers, which is right "
-               f'(see "Random numbers" in {CHAPTER})')
-
-
-def ranks_draw_alike(run):
-    states = [rank.steps[-1].named("drew")["torch"][0] for rank in run.ranks]
-    return len({*states}) < len(states)

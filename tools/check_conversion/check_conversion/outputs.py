@@ -12,7 +12,7 @@ from typing import NamedTuple
 from check_conversion.files import Tensor
 from check_conversion.records import FLOORS
 from check_conversion.sketch import LARGE, TIMES, Measured, distance, norm
-from check_conversion.verdict import SHOWN, Fault, Heading, few
+from check_conversion.verdict import SHOWN, Fault, few
 
 NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?|none)\b)"
 # What a line may have in a figure's place: also 3/50, 12ms, 0:01:22, 2026-01-31, 0x7f12ab, Mon, Jan, PM.
@@ -148,7 +148,7 @@ class Comparison:
                 self.missing += [one.shown for one in items]
             elif len(others) != len(items):
                 self.fault(f"{self.what} {len(others)} times instead of {len(items)}: {items[0].shown}",
-                           Heading.BY_ALL if len(others) > len(items) else Heading.FIGURES)
+                           "Printed by all ranks" if len(others) > len(items) else "Printed figures")
             else:
                 self.compare_rows(name, items, again, others, skipped)
         return self
@@ -185,7 +185,7 @@ class Comparison:
         if self.parted:
             shown = "".join(f"\n  {self.names[0]}: {a}\n  {self.names[1]}: {b}" for a, b in self.parted[:SHOWN])
             more = f"\n  and {len(self.parted) - SHOWN} more" * (len(self.parted) > SHOWN)
-            self.fault(f"{self.what} differently:{shown}{more}\n ", Heading.FIGURES, measured=True)
+            self.fault(f"{self.what} differently:{shown}{more}\n ", "Printed figures", measured=True)
 
 
 def counterpart(words, original, converted):
@@ -207,7 +207,7 @@ def compare_text(texts, found, every_figure=False, every_line=False):
     others = [name for name in original if MARK in name and name in converted]
     if needed and (every_figure or every_line or (not (others or found.faults) and (
             len(needed) > 1 or not any(MARK in name for name in converted)))):
-        found.fault(f"not {found.what} by {found.names[1]} in these words: {few(needed)}", Heading.FIGURES)
+        found.fault(f"not {found.what} by {found.names[1]} in these words: {few(needed)}", "Printed figures")
         found.missing = []
     found.missing = [f"{found.place}{line}" for line in found.missing]
     return found
@@ -220,7 +220,7 @@ def compare_values(values, found):
     one, nudged, other = values
     other, renamed = under_the_same_names(one, other)
     if renamed == "module.":
-        found.fault("the saved names begin with `module.`: save model.module.state_dict()", Heading.SAVING)
+        found.fault("the saved names begin with `module.`: save model.module.state_dict()", "Saving")
         return found
     parted, varying = compare_tensors(one, nudged, other, found.drift)
     found.varying += [f"{found.place}{name}" for name in varying]
@@ -230,9 +230,9 @@ def compare_values(values, found):
               if other[name].shape != one[name].shape]
     lacking = [name for name in one if name not in other and name in nudged]
     if lost := [name for name in lacking if isinstance(one[name], Tensor)]:
-        found.fault(f"without {few(lost)}", Heading.SAVING)
+        found.fault(f"without {few(lost)}", "Saving")
     elif tensors:
-        found.fault(few(shapes) or f"a different {few(tensors)} is saved", Heading.SAVING, measured=not shapes)
+        found.fault(few(shapes) or f"a different {few(tensors)} is saved", "Saving", measured=not shapes)
     text = Comparison("saved", found.names, found.drift, found.place)
     found.add(compare_text([plain(each, values) for each in (one, nudged, other)], text, every_line=True))
     settings = [name for name in one if is_setting(name) and is_other(one[name], nudged.get(name), other.get(name))]
@@ -353,17 +353,17 @@ def compare_files(original, nudged, converted, found):
     for name, file in original.files.items():
         our = ours.get(name)
         if not our:
-            found.fault(f"not written by {found.names[1]}: {name}", Heading.SAVING)
+            found.fault(f"not written by {found.names[1]}: {name}", "Saving")
         elif name not in again:
             found.varying.append(name)
         elif len(by[our]) > 1 >= len(by_original[name]):
-            found.fault(f"{our} is written by ranks {' and '.join(map(str, sorted(by[our])))}", Heading.SAVING)
+            found.fault(f"{our} is written by ranks {' and '.join(map(str, sorted(by[our])))}", "Saving")
         elif file.kind == "unread":
             unread.append(f"{our} ({file.why})")
         elif converted.files[our].kind != file.kind:
             found.fault(f"{our} cannot be read as in {found.names[0]}: it is "
                         f"{converted.files[our].why or 'of another kind'}",
-                        Heading.SAVING)
+                        "Saving")
         else:
             inside = compare_file(our, (file, nudged.files[again[name]], converted.files[our]), found)
             if name != our:

@@ -76,10 +76,8 @@ def describe(tensor, in_a_list=False):
         if tensor.dim() > 1:
             across = numbers.transpose(0, 1)
             fed.columns = checksums(across.reshape(len(across), -1))
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError:
-        pass  # a tensor without numbers of its own, while torch traces
+        pass  # a sparse tensor, or one without numbers of its own, while torch traces
     return fed
 
 
@@ -87,10 +85,7 @@ def describe(tensor, in_a_list=False):
 
 def norm(numbers):
     """Of those that are finite: nothing that is compared with it passes because it is NaN."""
-    try:
-        size = math.hypot(*numbers)
-    except OverflowError:  # a whole number that no float can hold
-        return math.inf
+    size = math.hypot(*numbers)
     return size if math.isfinite(size) else math.hypot(*filter(math.isfinite, numbers))
 
 
@@ -98,10 +93,7 @@ def distance(one, other):
     """Never NaN: where both have NaN or the same infinity they are equal, where one has, far apart."""
     if len(one) != len(other):
         return math.inf
-    try:
-        apart = math.dist(one, other)
-    except OverflowError:
-        return math.inf
+    apart = math.dist(one, other)
     if not math.isnan(apart):
         return apart
     apart = math.hypot(*(a - b for a, b in zip(one, other) if a != b and (a == a or b == b)))

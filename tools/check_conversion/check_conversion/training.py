@@ -3,13 +3,13 @@ import collections
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from check_conversion.causes import Evidence, first_cause, other_scores, scores_of_ranks
+from check_conversion import causes
+from check_conversion.causes import Evidence
 from check_conversion.records import Step
 from check_conversion.samples import Losses, Relation, same_twice
 from check_conversion.sketch import LARGE, TIMES, Measured, distance, norm, of_tensors
-from check_conversion.verdict import CannotSay, Fault, Heading, few
+from check_conversion.verdict import CannotSay, Fault, few
 
 NOISE = 1e-9  # of the largest gradient: one that is 0 in theory, a bias before a norm
 
@@ -209,19 +209,21 @@ def compare(pair, whole=True):
     agree, earlier = Training(), None
     for k in range(1, min(len(process.steps) for process in (pair.original, pair.nudged, *pair.ranks)) + 1):
         e = pair.evidence(k)
-        cause, sentence = first_cause(e)
-        if cause and earlier and not e.gradients_differ and not cause.always:
-            k, cause, sentence = earlier  # gradients that differed before, and moved no weight yet
+        cause, step = causes.first(causes.told(e)), k
+        if not cause and earlier and e.parted and not e.gradients_differ:
+            step, cause = earlier  # gradients that differed before, and moved no weight yet
+        elif not cause and e.parted:
+            cause = why(e)
         if not cause and not all(map(math.isfinite, e.one.last("after"))):
-            agree.stopped = f"step {k}: the weights of both scripts are no longer finite: nothing more can be compared"
-        elif cause and cause.stops:
-            agree.stopped = f"step {k}: {sentence}"
+            cause = None, "the weights of both scripts are no longer finite: nothing more can be compared"
+        if cause and cause[0]:
+            agree.fault = Fault(cause[1], cause[0], step)
         elif cause:
-            agree.fault = Fault(sentence, cause.heading, k)
-        if agree.fault or agree.stopped:
+            agree.stopped = f"step {step}: {cause[1]}"
+        if cause:
             return agree
         if e.gradients_differ and not earlier:
-            earlier = k, *first_cause(e, parted=True)
+            earlier = k, why(e)
         agree.follow(e)
     agree.hidden = min((one.hidden_since for one in pair.weights.values() if one.hidden_since), default=0)
     if whole:
@@ -229,17 +231,21 @@ def compare(pair, whole=True):
     return agree
 
 
+def why(e):
+    return causes.first(causes.fed(e), causes.gradients(e), causes.weights(e))
+
+
 def at_the_end(pair, steps):
     """Whether both took all their steps, whether any fault could have been seen, and the last scores."""
     counts = [len(rank.steps) for rank in pair.ranks]
     if {*counts} != {len(pair.steps)}:
         return Fault(f"{pair.name} takes {len(pair.steps)} steps, the ranks take {', '.join(map(str, counts))}",
-                     Heading.ROUTES if len({*counts}) == 1 else Heading.DECISIONS, steps + 1)
+                     "Two routes" if len({*counts}) == 1 else "Decisions", steps + 1)
     if not any(one.largest for one in pair.weights.values()):
         raise CannotSay(f"training moves no weight in {pair.name}")
     if any(one.largest and not one.shown for one in pair.weights.values()):
         raise CannotSay(f"in {pair.name} rounding alone moves the weights as far as training does: take a larger "
                         "learning rate in both")
     e = Evidence(pair, steps, pair.original.tail, pair.nudged.tail, [rank.tail for rank in pair.ranks])
-    sentence = scores_of_ranks(e) or other_scores(e)
-    return Fault(f"ReduceLROnPlateau {sentence}", Heading.DECISIONS, steps) if sentence else None
+    heading, sentence = causes.first(causes.other_scores(e)) or ("", "")
+    return Fault(sentence, heading, steps) if sentence else None
