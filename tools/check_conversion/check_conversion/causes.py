@@ -203,15 +203,14 @@ def other_options(e):
 
 
 def shuffles_of_ranks(e):
-    first, *others = [rank.latest("shuffle", e.step) for rank in e.pair.ranks]
+    one, *others = [rank.latest("shuffle", e.step) for rank in e.pair.ranks]
     for rank, other in enumerate(others, 1):
-        if first and other and first.value.shuffles and other.value.shuffles:
-            said = f"ranks 0 and {rank} shuffle differently"
-            if first.value.asked != other.value.asked:
-                yield "Random numbers", (f"{said}, because DistributedSampler's seed and epoch are "
-                                         f"{first.value.asked} and {other.value.asked}")
-            if replace(first.value, again=False) != replace(other.value, again=False):
-                yield "Random numbers", f"{said}, each with its own random numbers: use DistributedSampler"
+        if one and other and one.value.shuffles and other.value.shuffles and (
+                replace(one.value, again=False) != replace(other.value, again=False)):
+            asked = [f"DistributedSampler's seed and epoch are {shuffle.value.asked}" if shuffle.value.asked else
+                     f"{shuffle.value.sampler} draws its own random numbers" for shuffle in (one, other)]
+            yield "Random numbers", (f"ranks 0 and {rank} shuffle differently: {asked[0]}, and {asked[1]}; give all "
+                                     "ranks a DistributedSampler with the same seed and epoch")
 
 
 def ranks_apart(e, kind):
@@ -232,13 +231,12 @@ def other_scores(e):
         if any(distance(given[:1], [value]) > FLOORS["options"] * norm(given) for value in given):
             yield "Decisions", (f"{said} given a different value on each rank: "
                                 f"{', '.join(f'{value:.6g}' for value in given)}: it needs the figure of all ranks")
-    if len({*map(len, shares)}) > 1:
-        yield "Decisions", f"{said} stepped {', '.join(str(len(share)) for share in shares)} times on the ranks"
+    if len({*map(len, (one, *shares))}) > 1:
+        counts = ", ".join(str(len(share)) for share in shares)
+        yield "Decisions", f"{said} stepped {len(one)} times in {e.name}, and {counts} times on the ranks"
     for a, c in zip(one, shares[0]):
         if e.pair.scores.differs([a], [c]):
             yield "Decisions", f"{said} given {c:.6g} instead of {a:.6g}"
-    if len(one) != len(shares[0]):
-        yield "Decisions", f"{said} stepped {len(shares[0])} times instead of {len(one)}"
 
 
 def other_switches(e):
@@ -291,20 +289,18 @@ def fed(e):
         yield ROUTES, ("the samples come in the order of an earlier epoch, because set_epoch was not called: call "
                        "sampler.set_epoch(epoch)")
     if relation == Relation.OTHERS and loader and our_loader:
-        shuffling = [bool(one and one.value.shuffles) for one in (shuffle, our_shuffle)]
-        if shuffling == [True, False]:
-            yield ROUTES, f"{e.name} shuffles, with {loader.name}; {e.pair.converted} does not"
-        if shuffling == [False, True]:
-            yield ROUTES, f"{e.pair.converted} shuffles, with {our_loader.name}; {e.name} does not"
+        before, now = (bool(one and one.value.shuffles) for one in (shuffle, our_shuffle))
+        if before != now:
+            shuffling, other = (e.name, e.pair.converted) if before else (e.pair.converted, e.name)
+            yield ROUTES, f"{shuffling} shuffles, with {(loader if before else our_loader).name}; {other} does not"
     if relation in NOT_ALL:
         yield ROUTES, f"{relation.value}: {seen.sizes}"
     if relation == Relation.OTHERS:
         yield from other_length(e)
-        if e.step > 1 or shuffle or our_shuffle:  # what was drawn before made the model and the data
-            for name in e.draws:
-                if name not in e.pair.drawn_in_each_step and len({*e.states(name)}) > 1:
-                    yield "Random numbers", (f"the ranks draw different random numbers once per pass over the data, by "
-                                             f"{name}, and are fed other samples than {e.name}: {seen.sizes}")
+        for name in e.draws if e.step > 1 or shuffle or our_shuffle else ():  # others made the model and the data
+            if name not in e.pair.drawn_in_each_step and len({*e.states(name)}) > 1:
+                yield "Random numbers", (f"the ranks draw different random numbers once per pass over the data, by "
+                                         f"{name}, and are fed other samples than {e.name}: {seen.sizes}")
     yield from other_numbers(e)
     if relation == Relation.OTHERS:
         yield ROUTES, f"different samples from those of {e.name} in this step, in {seen.argument}: {seen.sizes}"
@@ -375,8 +371,8 @@ def gradients(e):
     if e.unexplained and e.drawn_values:
         said = f"{e.drawn_values} has values that {e.name} never feeds it, and"
         if e.pair.in_workers:
-            yield None, (f"{said} loader workers draw random numbers, by {e.pair.in_workers}: augmentation or noise. "
-                         "Nothing more can be compared until it is turned off in both")
+            yield None, (f"{said} loader workers draw random numbers, by {e.pair.in_workers}: for augmentation or "
+                         "noise. Until it is turned off in both, nothing more can be compared")
         yield "Random numbers", (f"{said} no random numbers are drawn for them in each step: does each rank have its "
                                  "own data, or is it prepared differently?")
     if len({*e.samples.ranks}) > 1 and e.losses == Losses.MEAN_OF_SAMPLES:
@@ -390,10 +386,9 @@ def gradients(e):
 
 def other_clipping(e):
     one, ours = e.both("norm")
-    if one is not None and ours is None:
-        yield "What your script has", f"gradients are clipped in {e.name}, and are no longer: clip them as before"
-    if one is None and ours is not None:
-        yield "What your script has", f"gradients were not clipped in {e.name}, and are now"
+    if (one is None) != (ours is None):
+        clips, other = (e.name, e.pair.converted) if ours is None else (e.pair.converted, e.name)
+        yield "What your script has", f"gradients are clipped in {clips}, and not in {other}"
     if one and ours == 0:
         yield "What your script has", "gradients are clipped before backward, when there are none yet: clip after it"
     if e.factor is not None and math.isclose(e.factor_unclipped or 0, 1, rel_tol=1e-6):

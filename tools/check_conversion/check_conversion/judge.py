@@ -32,49 +32,43 @@ def check_start(run):
     error = own_error(run.stderr) if run.status else ""
     if re.search(r"dtype|scalar type|Float\b.*Double|Double\b.*Float", error):
         raise CannotSay(f"{run.name} fails in float64 ({error}): run the check with --float32")
+    if not (run.ranks or run.status or run.waits):
+        read = [name for name in run.names("read") if not name.startswith("..")]
+        resumed = read and f"; it reads {few(read)}: if it resumes from there, leave that out: --without '{read[-1]}'"
+        raise CannotSay(f"{run.name} takes no optimizer step{resumed or ''}")
+
+
+def check_measure(run, when=""):
+    """Whether it can be what another run is compared with."""
+    if run.waits:
+        raise CannotSay(f"{run.name} itself hangs{when}: {' '.join(run.waits)}")
+    check_start(run)
+    if run.status:
+        raise CannotSay(f"{run.name} itself fails{when} ({own_error(run.stderr)}): does it run without the check?")
 
 
 def check_original(original):
-    """Whether it can be the measure."""
-    if original.waits:
-        raise CannotSay(f"{original.name} itself hangs: {' '.join(original.waits)}")
-    check_start(original)
-    if original.status:
-        raise CannotSay(f"{original.name} fails under the check ({own_error(original.stderr)}): "
-                        "does it run without the check?")
-    if not original.ranks:
-        raise CannotSay(f"{original.name} takes no optimizer step{resumed(original)}")
+    check_measure(original)
     if len(original.ranks) > 1:
         raise CannotSay(f"{len(original.ranks)} processes of {original.name} train: the check compares with one")
 
 
-def resumed(run):
-    """A run that finds its work done takes no step."""
-    read = [name for name in run.names("read") if not name.startswith("..")]
-    return (f"; it reads {', '.join(read)}: if it resumes from the last of them, leave it out with --without "
-            f"'{read[-1]}'"
-            if read else "")
-
-
 def check_nudged(original, nudged):
     """Whether it trains the same each time."""
-    changed = "with weights moved by one rounding and with other clocks"
-    if nudged.waits:
-        raise CannotSay(f"{original.name} hangs in its second run: {' '.join(nudged.waits)}")
+    changed = " in its second run, with weights moved by one rounding and with other clocks"
     if nudged.ranks and (reason := training.unseeded(original.ranks[0], nudged.ranks[0])):
         raise CannotSay(f"{original.name} draws different random numbers in each run ({reason}): begin it "
                         "with torch.manual_seed(0), random.seed(0) and numpy.random.seed(0), "
                         "and seed its own generators with fixed numbers, not with the time; "
                         "a set of strings also has a different order in each run")
-    if nudged.status:
-        raise CannotSay(f"{original.name} fails in its second run, {changed}: {own_error(nudged.stderr)}")
-    if not nudged.ranks or len(nudged.ranks[0].steps) != len(original.ranks[0].steps):
-        raise CannotSay(f"{original.name} takes more or fewer steps in the second run, {changed}")
+    check_measure(nudged, changed)
+    if len(nudged.ranks[0].steps) != len(original.ranks[0].steps):
+        raise CannotSay(f"{original.name} takes more or fewer steps{changed}")
 
 
 def how_it_ended(original, converted):
     """A fault of the converted script's run as a whole."""
-    counts = [len(rank.steps) for rank in converted.ranks]
+    counts, error = [len(rank.steps) for rank in converted.ranks], own_error(converted.stderr)
     if converted.waits:
         return Fault("\n  ".join(["it hangs:", *converted.waits]), "Hangs")
     if {*counts} == {len(original.ranks[0].steps)} and re.search(
@@ -82,16 +76,11 @@ def how_it_ended(original, converted):
         return Fault("it aborts when it ends: import torch.distributed.nn before the process group is made, and del "
                      "model before it is destroyed", "The end of a run")
     if converted.status:
-        error = own_error(converted.stderr)
         gone = re.search("Connection (reset|closed)", error)
-        steps = ", ".join(map(str, counts)) or 0
-        ended = " (the rank that it waits for has ended)" * bool(gone)
-        return Fault(f"it fails after the ranks took {steps} steps: "
-                     f"{error}{ended}", "Hangs" if gone else "Errors")
+        return Fault(f"it fails after the ranks took {', '.join(map(str, counts)) or 0} steps: {error}"
+                     + " (the rank that it waits for has ended)" * bool(gone), "Hangs" if gone else "Errors")
     if converted.outlived:
         return Fault("it leaves processes behind", "The end of a run")
-    if not converted.ranks:
-        raise CannotSay(f"{converted.name} takes no optimizer step{resumed(converted)}")
     if idle := converted.idle:
         return Fault(f"rank {' and '.join(map(str, idle))} did not train: {len(idle) + len(counts)} processes were "
                      f"started, {len(counts)} trained", "Training goes through DDP")

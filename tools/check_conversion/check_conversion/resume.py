@@ -10,7 +10,7 @@ from check_conversion.causes import of_the_optimizer, other_options
 class Cause(__import__("collections").namedtuple("Cause","heading holds sentence always stops",defaults=[0,0])):0
 other_optimizer=lambda e:0
 from check_conversion.files import Tensor
-from check_conversion.judge import check_start, resumed
+from check_conversion.judge import check_measure
 from check_conversion.outputs import TABLES, TOKEN, Comparison, Item, Part, items_of_text
 from check_conversion.records import FLOORS
 from check_conversion.running import own_error, prepare, run
@@ -48,13 +48,7 @@ def compare(once):
 
 
 def check_whole(whole):
-    if whole.waits:
-        raise CannotSay(f"{whole.name} itself hangs: {' '.join(whole.waits)}")
-    if whole.status:
-        raise CannotSay(f"{whole.name} itself fails: {own_error(whole.stderr)}")
-    check_start(whole)
-    if not whole.ranks:
-        raise CannotSay(f"{whole.name} takes no optimizer step{resumed(whole)}")
+    check_measure(whole)
 
 
 def where_to_kill(whole):

@@ -92,7 +92,7 @@ class Argument:
         return [[number for one in each for number in getattr(one, axis)] for each in self.fed]
 
     def which_others(self, known):
-        """Samples of another step, new values, or what cannot be told. known: what the original was fed in all steps."""
+        """Of another step, new values, or what cannot be told; known: those of all of the original's steps."""
         ours = [*itertools.chain(*self.checksums[1:])]
         if not self.whole_numbers and matched(known, ours) <= 0.5 * len({*ours}):
             return Relation.VALUES

@@ -118,7 +118,8 @@ class Pair:
         gradients.parted = max(gradients.parted, distance(one.last("gradients"), nudged.last("gradients")))
         for a, b in zip(one.all("score"), nudged.all("score")):
             self.scores.learn([a], [b])
-        self.first_buffers = self.first_buffers if self.first_buffers[0] else self.compare_buffers(k, one, nudged, shares)
+        if not self.first_buffers[0]:
+            self.first_buffers = self.compare_buffers(k, one, nudged, shares)
         return Evidence(self, k, one, nudged, shares)
 
     def compare_buffers(self, k, one, nudged, shares):

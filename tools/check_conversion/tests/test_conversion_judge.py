@@ -10,7 +10,6 @@ import torch
 from check_conversion.command import compare
 from check_conversion.files import File, with_values
 from check_conversion.records import Fed, Process, Record
-from check_conversion.verdict import Heading
 from runs import RICH, TOOL, in_words, record
 
 
@@ -113,7 +112,7 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         ([noted("batchnorm", None, None, ["plain"])], 2, UNKNOWN + ".*with --sync-batchnorm.*with --rank-batchnorm")],
     "what `ReduceLROnPlateau` is given": [
         ([noted("score", *[("", one) for one in (1, 1, 2, 2)], step=7)], 1, NOT + "step 7: .* given 2 instead of 1"),
-        ([noted("score", *[("", 1)] * 3, step=7)], 1, NOT + "step 7: .* stepped 1, 0 times on the ranks"),
+        ([noted("score", *[("", 1)] * 3, step=7)], 1, NOT + "step 7: .* stepped 1 times in train.py, and 1, 0 times on the ranks"),
         ([at(7, options=rate(0.1)), noted("score", ["", 1], ["", 1], ["", 2])], 1, "lr 0.1 instead of 0.05, .* given 2 instead"),
         ([lambda three: three[2].ranks[0].tail.put("score", 1)], 1, NOT + "step 12: ReduceLROnPlateau")],
     "lines on stdout, and those that the script itself writes to stderr, as `logging` does": [
@@ -147,7 +146,7 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         ([end(waits=["rank 0 waits at train_ddp.py:17"])], 1, NOT + "it hangs: rank 0 waits at train_ddp.py:17"),
         ([at(5, options=rate(0.1)), end(stderr=ERROR, status=1)], 1, NOT + (
             "step 5: different optimizer options: lr 0.1 .* 12, 12 steps: rank1 at train_ddp.py:9: ValueError: my own. See")),
-        ([end(0, stderr=ERROR, status=1)], 2, UNKNOWN + r"train.py fails under the check \(rank1 at train_ddp.py:9: ValueError"),
+        ([end(0, stderr=ERROR, status=1)], 2, UNKNOWN + r"train.py itself fails \(rank1 at train_ddp.py:9: ValueError"),
         ([end(stderr=ERROR.replace("my own", "expected dtype Float"), status=1)], 2, "with --float32"),
         ([end(started={0, 1, 2})], 1, NOT + "rank 2 did not train: 3 processes were started"),
         ([end(outlived=[4711])], 1, NOT + "it leaves processes behind. See \"The end of a run"),
@@ -189,4 +188,6 @@ def test_the_verdict_follows_from_what_was_noted(changes, status, says):
 
 def test_each_heading_that_a_verdict_cites_is_one_of_the_chapter():
     headings = re.findall(r"^##+ (.*)$", (TOOL.parents[1] / "docs/your_own_script.md").read_text(), re.MULTILINE)
-    assert {one.value for one in Heading} <= {*headings}
+    code = "".join((TOOL / f"check_conversion/{name}.py").read_text() for name in ("causes", "judge", "outputs", "training"))
+    cited = re.findall(r'"([A-Z][a-z]+(?:,? [A-Za-z]+)*)"', code)
+    assert "Errors that vary" in cited and {*cited} <= {*headings, "DataLoader"}
