@@ -8,7 +8,7 @@ from check_conversion import causes
 from check_conversion.causes import Evidence
 from check_conversion.records import Step
 from check_conversion.samples import Losses, Relation, same_twice
-from check_conversion.sketch import LARGE, TIMES, Measured, distance, norm, of_tensors
+from check_conversion.sketch import LARGE, Measured, distance, norm, of_tensors
 from check_conversion.verdict import CannotSay, Fault, few
 
 NOISE = 1e-9  # of the largest gradient: one that is 0 in theory, a bias before a norm
@@ -21,7 +21,6 @@ class Weights(Measured):
         super().__init__("weights")
         self.start, self.eps = start, eps
         self.hidden_since = 0  # the step from which on rounding alone is large
-        self.shown = False  # in some step a fault of any size would have shown
 
     def follow(self, k, one, nudged):
         for kind in ("before", "after"):
@@ -34,7 +33,6 @@ class Weights(Measured):
             self.hidden_since = 0
         else:
             self.hidden_since = self.hidden_since or k
-        self.shown |= TIMES * self.parted < moved
 
 
 # Parameters whose gradient is nothing but rounding are not compared.
@@ -244,9 +242,6 @@ def at_the_end(pair, steps):
                      "Two routes" if len({*counts}) == 1 else "Decisions", steps + 1)
     if not any(one.largest for one in pair.weights.values()):
         raise CannotSay(f"training moves no weight in {pair.name}")
-    if any(one.largest and not one.shown for one in pair.weights.values()):
-        raise CannotSay(f"in {pair.name} rounding alone moves the weights as far as training does: take a larger "
-                        "learning rate in both")
     e = Evidence(pair, steps, pair.original.tail, pair.nudged.tail, [rank.tail for rank in pair.ranks])
     heading, sentence = causes.first(causes.other_scores(e)) or ("", "")
     return Fault(sentence, heading, steps) if sentence else None
