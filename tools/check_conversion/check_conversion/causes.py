@@ -408,10 +408,12 @@ def weights(e):
         where = few(name for name, a, b in pairs if distance(a, b) > LARGE * norm(a)) or "all of them"
         yield None, (f"from here on rounding alone moves the gradients of {e.name} as far, most in {where}, so smaller "
                      "faults cannot be seen; all steps before are the same")
+    if e.losses in (Losses.MEAN, Losses.EACH) and len(e.one.all("loss")) > 1:
+        yield "Check it", (f"{e.known} and the same loss, {e.what_differs}. If {e.name} averages the mean losses of "
+                           "batches that count unequally many targets, change it, before you run the check, to divide "
+                           "the sum of a step by its count")
     if e.losses in (Losses.MEAN, Losses.EACH):
-        yield VARY, f"{e.known} and the same loss, {e.what_differs}" + (
-            "; are means of batches averaged that count unequally many targets? Divide the sum of a step by its count"
-            * (len(e.one.all("loss")) > 1))
+        yield VARY, f"{e.known} and the same loss, {e.what_differs}"
     if e.losses == Losses.SUM:
         yield SUMS, f"{e.known}, and the ranks' losses add up to the original's loss; {e.what_differs}"
     if e.losses == Losses.OTHER:
