@@ -18,7 +18,7 @@ from check_conversion.running import prepare, run
 from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
 
-OUTPUTS = (1, 2)  # the check's own: files that the user may have opened for it in the folder
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def compare(before, after):
@@ -37,7 +37,7 @@ def check(args, workspace):
         def once(**more):
             commands.append(command)
             print(f"run {len(commands)} of 3: {command}", file=sys.stderr, flush=True)
-            return run(command, workspace, args, prepare(workspace, **options, **more))
+            return run(command, workspace, args.patience, prepare(workspace, **options, **more))
         return once
     return compare(runs(args.before), runs(args.after))
 
@@ -67,17 +67,22 @@ def parse_args():
     return args
 
 
+def interrupt(*_):
+    """Once: what has been started is still to be ended."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    raise CannotSay("interrupted")
+
+
 def main():
     """The status: 0 the same, 1 not the same, 2 cannot be judged."""
-    args = parse_args()
-    args.interrupted = []  # looked at where nothing is half done
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: args.interrupted.append(True))
-    workspace = None
+    args, workspace = parse_args(), None
+    for number in SIGNALS:
+        signal.signal(number, interrupt)
     try:
         workspace = Workspace(os.getcwd(), args.link, args.without)
         verdict = (resume.check if args.resume else check)(args, workspace)
-        if changed := workspace.changed(OUTPUTS):
+        if changed := workspace.changed():
             raise CannotSay(f"{changed[0]} changed during the check: one of the scripts changed it, unless you did")
         print(*verdict.lines, sep="\n")
         return verdict.status

@@ -16,7 +16,6 @@ from check_conversion.verdict import CannotSay
 
 START = Path(__file__).resolve().parent / "start"
 ENDING = 10  # seconds that processes may take to end
-CALLS = "wrapper", "_wrapped_call_impl", "_call_impl", "inner"  # of modules
 
 
 @dataclass
@@ -31,7 +30,6 @@ class Run:
     waits: list = field(default_factory=list)  # where each rank waits, if it hangs
     outlived: list = field(default_factory=list)  # by processes that it started
     files: dict = field(default_factory=dict)  # what it left in its copy of the folder, by their names
-    started: set = field(default_factory=set)  # ranks, whether they noted anything or not
     settings: Settings = None
     lines: dict = field(default_factory=dict)  # what each rank printed, also to stderr; -1: the command itself
 
@@ -43,7 +41,7 @@ class Run:
     @property
     def idle(self):
         """Ranks that took no step."""
-        return sorted({*self.started, *(one.rank for one in self.processes)} - {one.rank for one in self.ranks})
+        return sorted({one.rank for one in self.processes} - {one.rank for one in self.ranks})
 
     def names(self, kind):
         """Of all records of a kind."""
@@ -58,17 +56,16 @@ def prepare(workspace, again=None, **options):
                     [*map(str, workspace.protected)], **options)
 
 
-def run(command, workspace, args, settings):
+def run(command, workspace, patience, settings):
     """Run a command as the settings say, and end all that it has started."""
-    folder = Path(settings.records)
-    with open(folder / "stdout", "w") as stdout, open(folder / "stderr", "w") as stderr:
-        started = subprocess.Popen(
-            ["bash", "-o", "pipefail", "-c", workspace.in_copy(command, Path(settings.copy))],  # | tee has a status too
-            cwd=settings.copy, start_new_session=True, env=environment(workspace, settings),
-            stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
-    waits, outlived = [], []
+    folder, waits, outlived = Path(settings.records), [], []
     try:
-        waits = wait(started, folder, args)
+        with open(folder / "stdout", "w") as stdout, open(folder / "stderr", "w") as stderr:
+            started = subprocess.Popen(
+                ["bash", "-o", "pipefail", "-c", workspace.in_copy(command, settings.copy)],  # | tee has a status too
+                cwd=settings.copy, start_new_session=True, env=environment(settings),
+                stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+        waits = wait(started, folder, patience)
         time.sleep(0.1)  # while a process becomes another program, its environment reads empty
         end = time.monotonic() + (0 if waits else ENDING)  # loader workers see late that they are alone
         while (outlived := [*processes(settings.records)]) and time.monotonic() < end:
@@ -81,7 +78,7 @@ def run(command, workspace, args, settings):
     return read_run(script_of(command), workspace, settings, status, waits, outlived)
 
 
-def environment(workspace, settings):
+def environment(settings):
     path = os.environ.get("PYTHONPATH")
     added = {**settings.as_environment(), "PWD": settings.copy,
              "PYTHONPATH": f"{START}:{path}" if path else START,
@@ -93,14 +90,12 @@ def environment(workspace, settings):
     return {**os.environ, **{name: str(value) for name, value in added.items()}}
 
 
-def wait(started, folder, args):
+def wait(started, folder, patience):
     """Until it ends. Where it hangs: where each rank waits."""
     while started.poll() is None:
         time.sleep(0.1)
-        if args.interrupted:
-            raise CannotSay("interrupted")
         idle = time.time() - max(file.stat().st_mtime for file in folder.iterdir())
-        if idle > args.patience and (idle > 60 or read_processes(folder)):  # torch may be imported yet
+        if idle > patience and (idle > 60 or any(one.steps for one in read_processes(folder))):  # it may import yet
             return [*where_ranks_wait(folder)] or ["no rank has reported yet"]
     return []
 
@@ -126,23 +121,23 @@ def processes(mark):
 
 
 def where_ranks_wait(folder):
-    """The innermost line of the user's own in which each rank is, and what that has called."""
-    # A forked loader worker notes too, and has no file for its stack.
-    ranks = [one for one in read_processes(folder) if (folder / f"{one.pid}.stack").exists()]
-    for one in ranks:
+    """The innermost line of the user's own in which each rank is, and what is called there."""
+    # Loader workers have the rank of the process that they serve.
+    found = sorted(read_processes(folder), key=lambda one: (len(one.steps), -one.pid))
+    for rank, one in sorted({one.rank: one for one in found if (folder / f"{one.pid}.stack").exists()}.items()):
+        place = "has ended"
         with contextlib.suppress(ProcessLookupError):
             os.kill(one.pid, signal.SIGUSR2)  # faulthandler writes, also within C++
-    time.sleep(1)
-    for one in ranks:
-        place, called = "has ended", ""
-        stack = (folder / f"{one.pid}.stack").read_text()
-        for file, line, function in re.findall(r'File "(.*)", line (\d+) in (\S+)', stack):
-            if not re.search("/lib/python|/check_conversion/|^<", file):
-                place = f"waits at {os.path.basename(file)}:{line}{called}"
-                break
-            if "/check_conversion/" not in file and function not in CALLS:
-                called = f", in {function}"
-        yield f"rank {one.rank}, after {len(one.steps)} steps, {place}"
+            time.sleep(1)
+        stack = re.findall(r'File "(.*)", line (\d+) in (\S+)', (folder / f"{one.pid}.stack").read_text())
+        if own := [(file, line) for file, line, _ in stack if is_users(file)]:
+            called = "" if is_users(stack[0][0]) else f", in {stack[0][2]}"
+            place = f"waits at {os.path.basename(own[0][0])}:{own[0][1]}{called}"
+        yield f"rank {rank}, after {len(one.steps)} steps, {place}"
+
+
+def is_users(file):
+    return not re.search("/lib/python|/check_conversion/|^<", file)
 
 
 def read_processes(folder):
@@ -156,22 +151,20 @@ def script_of(command):
 
 
 def read_run(name, workspace, settings, status=0, waits=(), outlived=()):
-    folder = Path(settings.records)
-    found = read_processes(folder)
-    texts = [read_texts(folder, stream, settings.root) for stream in ("stdout", "errors")]
-    stdout, errors = ("".join(text for _, text in sorted(by_process.items())) for by_process in texts)
+    folder, copy = Path(settings.records), Path(settings.copy)
+    found, stderr = read_processes(folder), (folder / "stderr").read_text(errors="replace")
+    stdout, errors = (read_texts(folder, stream, settings.root) for stream in ("stdout", "errors"))
     ranks, lines = {str(one.pid): one.rank for one in found}, collections.defaultdict(str)
-    for process, text in (*texts[0].items(), *texts[1].items()):
+    for process, text in (*stdout.items(), *errors.items()):
         lines[ranks.get(process, -1)] += text
-    stderr = (folder / "stderr").read_text(errors="replace")
-    started = {int(file.read_text() or 0) for file in folder.glob("*.rank")}
-    left = files.read_all(Path(settings.copy), workspace.unchanged(Path(settings.copy)), settings.root)
-    return Run(name, status, stdout, stderr, errors, found, [*waits], [*outlived], left, started, settings, lines)
+    left = files.read_all(copy, workspace.unchanged(copy), settings.root)
+    return Run(name, status, "".join(stdout.values()), stderr, "".join(errors.values()), found, [*waits], [*outlived],
+               left, settings, lines)
 
 
 def read_texts(folder, stream, root):
     """By process. Without the copy's root, paths are those of the folder itself."""
-    return {file.stem: file.read_text(errors="replace").replace(root, "") for file in folder.glob(f"*{stream}")}
+    return {file.stem: file.read_text(errors="replace").replace(root, "") for file in sorted(folder.glob(f"*{stream}"))}
 
 
 def own_error(stderr):
@@ -180,7 +173,7 @@ def own_error(stderr):
     for line in stderr.splitlines():
         who, line = re.match(r"(?:\[(rank\d+)\]: ?)?(.*)", line).groups()
         found = re.match(r' *File "(.*)", line (\d+)', line)
-        if found and not re.search('/lib/python|/check_conversion/|"<', line):
+        if found and is_users(found[1]):
             place = f"{os.path.basename(found[1])}:{found[2]}"
         elif re.match(r"[\w.]*(Error|Exception)(: \S|$)|.*can't open file", line):
             return f"{who} at {place}: {line[:300]}".removeprefix("None ")

@@ -1,4 +1,5 @@
 """A copy of the current folder for each run, in which it finds what lies around the folder too."""
+import collections
 import contextlib
 import os
 import re
@@ -14,9 +15,10 @@ NOT_COPIED = (".git", ".hg", ".svn", "__pycache__", ".pytest_cache", ".mypy_cach
 
 
 def seen(path):
-    """What shows that it was changed."""
-    found = path.lstat()
-    return found.st_size, found.st_mtime_ns
+    """What shows that it was changed, or None."""
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        return found.st_size, found.st_mtime_ns
 
 
 class Workspace:
@@ -54,16 +56,15 @@ class Workspace:
                     yield from self.walk(path)
 
     def check_size(self):
-        sizes = {}
+        sizes = collections.Counter()
         for path in self.entries:
             if path.is_file() and not path.is_symlink():
-                top = path.relative_to(self.folder).parts[0]
-                sizes[top] = sizes.get(top, 0) + path.stat().st_size
-        if (total := sum(sizes.values())) > MOST:
-            largest = sorted(sizes, key=sizes.get, reverse=True)[:3]
-            names = ", ".join(f"{name} ({sizes[name] / 1e9:.1f} GB)" for name in largest if sizes[name] > 0.05 * total)
-            raise CannotSay(f"each run would copy {total / 1e9:.1f} GB of this folder: {names}; "
-                            f"--link {largest[0]} lets the runs read it in place")
+                sizes[path.relative_to(self.folder).parts[0]] += path.stat().st_size
+        if sizes.total() > MOST:
+            largest = sizes.most_common(3)
+            names = ", ".join(f"{name} ({size / 1e9:.1f} GB)" for name, size in largest if size > 5e7)
+            raise CannotSay(f"each run would copy {sizes.total() / 1e9:.1f} GB of this folder: {names}; "
+                            f"--link {largest[0][0]} lets the runs read it in place")
 
     def copy(self):
         """A new root, in which the folder's copy has the path that the folder has."""
@@ -91,33 +92,26 @@ class Workspace:
 
     def in_copy(self, command, copy):
         """The command, with paths below the folder turned into those of the copy."""
-        def turned(found):
-            new = copy / found[1].lstrip("/")
-            return str(new) if new.exists() else found[0]
         for path in {str(self.folder), os.environ.get("PWD", str(self.folder))}:
             if os.path.realpath(path) == str(self.folder):
-                command = re.sub(rf"(?<![\w./-]){re.escape(path)}((?:/[^\s'\";:]*)?)(?![\w.-])", turned, command)
+                command = re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w.-])", str(copy), command)
         return command
 
     def unchanged(self, copy):
         """Names of the files that a run has left as they were copied."""
-        names = (str(path.relative_to(self.folder)) for path in self.entries)
-        return {name for name in names if os.path.lexists(copy / name) and os.path.lexists(self.folder / name)
-                and seen(copy / name) == seen(self.folder / name)}
+        return {str(path.relative_to(self.folder)) for path in self.entries
+                if seen(copy / path.relative_to(self.folder)) == seen(path)}
 
     def state(self):
         """All in this folder by size and time, and of linked folders the top, for they may be large."""
-        found, tops = {}, [path for linked in self.linked if linked.is_dir() for path in linked.glob("*")]
-        for path in (self.folder, *self.entries, *self.without, *self.linked, *tops):
-            with contextlib.suppress(OSError):
-                found[path] = seen(path)
-        return found
+        tops = [path for linked in self.linked if linked.is_dir() for path in linked.glob("*")]
+        return {path: seen(path) for path in (self.folder, *self.entries, *self.without, *self.linked, *tops)}
 
-    def changed(self, outputs=()):
-        """What is no longer as it was, by no write that Python would have seen; outputs: open files that may grow."""
-        after, ours = self.state(), [*map(os.fstat, outputs)]
-        return sorted(path for path, was in self.before.items() if after.get(path) != was and not (
-            path in after and any(os.path.samestat(path.lstat(), one) for one in ours)))
+    def changed(self):
+        """What is no longer as it was, by no write that Python would have seen; but for the check's own output."""
+        after, outputs = self.state(), [os.fstat(output).st_ino for output in (1, 2)]
+        return sorted(path for path, was in self.before.items()
+                      if after.get(path) != was and not (path.exists() and path.stat().st_ino in outputs))
 
     def remove(self):
         shutil.rmtree(self.home, ignore_errors=True)

@@ -98,7 +98,7 @@ def record(text, processes=0, name="train.py", arguments=(), workspace=None, bef
     ours = workspace or Workspace(".")
     settings = running.prepare(ours, **options)
     codes = fork(f"{settings.copy}/{name}", arguments, settings.copy, settings.records, processes, IN_COPY + before,
-                 running.environment(ours, settings) | {"CUDA_VISIBLE_DEVICES": ""})
+                 running.environment(settings) | {"CUDA_VISIBLE_DEVICES": ""})
     run = running.read_run(name, ours, settings, status=max(code != 0 for code in codes))
     if not workspace:
         ours.remove()

@@ -1,14 +1,15 @@
 """check-conversion as a command: what it says, and how processes end that it starts."""
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from check_conversion import running
+from check_conversion.command import interrupt
 from check_conversion.verdict import CannotSay
 from check_conversion.workspace import Workspace
 from runs import AFTER, BEFORE, STEP, TOOL, changed
@@ -31,11 +32,10 @@ def test_two_commands_are_compared_by_torch_alone_also_ranks_that_their_script_s
     assert {*os.listdir()} == files
 
 
-def start(command, *interrupted):
+def start(command):
     workspace = Workspace(".")
     try:
-        args = SimpleNamespace(patience=5, interrupted=interrupted)
-        return running.run(command, workspace, args, running.prepare(workspace))
+        return running.run(command, workspace, 5, running.prepare(workspace))
     finally:
         workspace.remove()
 
@@ -57,7 +57,8 @@ def test_a_process_that_outlives_its_script_is_ended_and_said(monkeypatch):
 
 
 def test_ctrl_c_ends_what_runs_and_a_command_that_is_not_there_is_said():
+    signal.signal(signal.SIGHUP, interrupt)
     with pytest.raises(CannotSay, match="interrupted"):
-        start("sleep 600", True)
+        start(f"kill -HUP {os.getpid()}; sleep 600")
     with pytest.raises(CannotSay, match=r"cannot be started: .*no_such_command.*not found"):
         start("no_such_command train.py")

@@ -7,7 +7,8 @@ from runs import LOSS, MODEL, NORM, STEP, both, check
 
 # Packages that a test must not need: they keep what they are given to themselves.
 STAND_INS = {
-    "wandb.py": "def init(): pass\ndef log(data): pass\n",
+    "wandb/__init__.py": "from .sdk.wandb_run import Run\nlog = Run().log\n",
+    "wandb/sdk/wandb_run.py": "class Run:\n    def log(self, data): pass\n",
     "tensorboardX/writer.py": "class SummaryWriter:\n    def __init__(*_): pass\n    add_scalar = add_scalars = __init__\n"}
 FIGURES = ("SummaryWriter('runs').add_scalar('mean', total.item(), epoch); "
            "wandb.log({'mean': total.item(), 'epoch': epoch}); "
@@ -113,8 +114,8 @@ LIVE = {  # status, what is said, and the two scripts
 
 @pytest.mark.parametrize("shape", LIVE)
 def test_a_fault_is_named_with_its_step_and_its_cause_and_what_trains_the_same_is_not_blamed(shape):
-    Path("tensorboardX").mkdir()
     for name, text in STAND_INS.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text)
     status, says, scripts, *batchnorm = LIVE[shape]
     found, said = check(*scripts, batchnorm=(*batchnorm, "")[0])

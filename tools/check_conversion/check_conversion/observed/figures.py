@@ -1,11 +1,10 @@
 """Notes the figures for TensorBoard and wandb and the last state of each of tqdm's bars, once a script has imported one
 of these packages."""
+import builtins
 import contextlib
-import functools
-import importlib.machinery
 import sys
 
-from check_conversion.observed.process import before, note
+from check_conversion.observed.process import after, before, note
 
 
 def note_figures(to, figures, step=None):
@@ -29,30 +28,8 @@ def change_tensorboard(module):
 
 
 def change_wandb(module):
-    """wandb.log calls the run's own: what is logged once counts once."""
-    under_way, disabled = [], []
-
-    def noting(log):
-        @functools.wraps(log)
-        def log_and_note(data, step=None, *given, **options):
-            if not (under_way or disabled):
-                note_figures("wandb", data, step)
-            under_way.append(True)
-            try:
-                return log(data, step, *given, **options) if step is not None else log(data, *given, **options)
-            finally:
-                under_way.pop()
-        return log_and_note
-
-    def start(*given, **options):
-        run = init(*given, **options)
-        disabled[:] = [True] * (options.get("mode") == "disabled")  # on all ranks but one, perhaps
-        if hasattr(run, "log"):
-            run.log = noting(run.log)
-        module.log = noting(module.log)
-        return run
-    if hasattr(module, "init") and hasattr(module, "log"):  # else a module of the user's own, perhaps
-        init, module.init, module.log = module.init, start, noting(module.log)
+    """wandb.log is the run's own; a run that is disabled, on all ranks but one perhaps, has another."""
+    before(module.Run, "log", lambda run, data, step=None, *_, **__: note_figures("wandb", data, step))
 
 
 def note_bar(bar):
@@ -70,29 +47,16 @@ def change_tqdm(module):
 
 
 CHANGES = {"torch.utils.tensorboard.writer": change_tensorboard, "tensorboardX.writer": change_tensorboard,
-           "wandb": change_wandb, "tqdm.std": change_tqdm}
+           "wandb.sdk.wandb_run": change_wandb, "tqdm.std": change_tqdm}
 
 
-class Finder:
-    """Asked first of all where a module is to be found."""
-
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name not in CHANGES:
-            return None
-        change = CHANGES.pop(name)  # and so it is not asked again
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec and spec.loader:
-            execute = spec.loader.exec_module
-
-            def execute_and_change(module):
-                execute(module)
-                change(module)
-            spec.loader.exec_module = execute_and_change
-        return spec
+def change_imported(*_, **__):
+    """What has been imported whole."""
+    for name in CHANGES.keys() & sys.modules.keys():
+        if not getattr(sys.modules[name].__spec__, "_initializing", False):
+            CHANGES.pop(name)(sys.modules[name])
 
 
 def install():
-    for name in CHANGES.keys() & sys.modules.keys():  # torch has imported it
-        CHANGES.pop(name)(sys.modules[name])
-    sys.meta_path.insert(0, Finder)
+    after(builtins, "__import__", change_imported)
+    change_imported()  # what torch has imported

@@ -1,5 +1,6 @@
 """What makes two runs comparable: nothing is drawn by dropout, all is computed in float64, BatchNorm is that of the
 whole batch; and what differs on purpose in the second run of the original, rounding and clocks."""
+import functools
 import os
 import sys
 import time
@@ -10,12 +11,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils._pytree import tree_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from check_conversion.observed import process, steps
-from check_conversion.observed.process import after, before, note, note_once, replace, settings
+from check_conversion.observed.process import after, before, note, of_script, replace, settings
 
 # No dropout, by whatever name, and no autocast.
 
@@ -25,39 +26,31 @@ held = weakref.WeakKeyDictionary()  # modules that hand their dropout on, and wh
 
 def note_dropout(p):
     if p > 0 and torch.is_grad_enabled():
-        note_once("switch", f"dropout of {p:g}", False)
+        note("switch", f"dropout of {p:g}", False)
 
 
-def drop_nothing(drop):
-    def no_dropout(input, p=0.5, training=True, inplace=False):
-        if not training:
-            return input
-        note_dropout(p)
-        return input if inplace or not p else input.clone()  # which may be changed in place
-    return no_dropout
+def drop_nothing(drop, input, p=0.5, training=True, inplace=False):
+    note_dropout(p * training)
+    return input if inplace or not training else input.clone()  # which may be changed in place
 
 
-def attend_to_all(attend):
-    def attend_without(query, key, value, attn_mask=None, dropout_p=0.0, *given, **options):
-        note_dropout(dropout_p)
-        return attend(query, key, value, attn_mask, 0.0, *given, **options)
-    return attend_without
+def attend_to_all(attend, query, key, value, attn_mask=None, dropout_p=0.0, *given, **options):
+    note_dropout(dropout_p)
+    return attend(query, key, value, attn_mask, 0.0, *given, **options)
 
 
-def keep_all(bernoulli):
+def keep_all(bernoulli, tensor, p=0.5, *given, **options):
     """Stochastic depth is a dropout of whole samples."""
-    def keep(tensor, p=0.5, *given, **options):
-        if steps.under_way and isinstance(p, float):
-            note_dropout(1 - p)
-            return tensor.fill_(1)
-        return bernoulli(tensor, p, *given, **options)
-    return keep
+    if steps.under_way and isinstance(p, float):
+        note_dropout(1 - p)
+        return tensor.fill_(1)
+    return bernoulli(tensor, p, *given, **options)
 
 
 def hold_dropout(module, given):
     """Before each forward: RNNs and attention hand it on to C++."""
     if isinstance(getattr(module, "dropout", None), float):
-        note_dropout(held.setdefault(module, module.dropout) if module.training else 0)
+        note_dropout(held.setdefault(module, module.dropout) * module.training)
         module.dropout = 0.0
 
 
@@ -70,7 +63,7 @@ def turn_off(result, context, device_type, dtype=None, enabled=True, cache_enabl
 
 def note_autocast(context):
     if torch.is_grad_enabled() and getattr(context, "switch", None):
-        note_once("switch", *context.switch)
+        note("switch", *context.switch)
 
 
 # Float64.
@@ -88,24 +81,20 @@ def feed_in_float64(module, given):
 
 def by_torch():
     """Whether the replaced function was called by torch itself."""
-    return sys._getframe(2).f_globals.get("__name__", "").startswith("torch.")
+    return sys._getframe(3).f_globals.get("__name__", "").startswith("torch.")
 
 
-def make_in_float64(make):
+def make_in_float64(make, *given, **options):
     """Where the script asks for float32, or gets it of numpy."""
-    def make_tensor(*given, **options):
-        if by_torch():
-            return make(*given, **options)
-        given = [torch.float64 if one is torch.float32 else one for one in given]
-        options = {name: torch.float64 if one is torch.float32 else one for name, one in options.items()}
-        return in_float64(make(*given, **options))
-    return make_tensor
+    if by_torch():
+        return make(*given, **options)
+    given = [torch.float64 if one is torch.float32 else one for one in given]
+    options = {name: torch.float64 if one is torch.float32 else one for name, one in options.items()}
+    return in_float64(make(*given, **options))
 
 
-def stay_in_float64(convert):
-    def to_float(tensor, *given, **options):
-        return convert(tensor, *given, **options) if by_torch() else tensor.double()
-    return to_float
+def stay_in_float64(convert, tensor, *given, **options):
+    return convert(tensor, *given, **options) if by_torch() else tensor.double()
 
 
 def check_precision(tensors, *given, **options):
@@ -131,7 +120,7 @@ def compute_in_float64():
         replace(kind, "to", make_in_float64)
     for name in ("tensor", "as_tensor", "from_numpy", "zeros", "ones", "empty", "full", "rand", "randn", "arange"):
         replace(torch, name, make_in_float64)
-    replace(_BaseDataLoaderIter, "__next__", lambda load: lambda iterator: tree_map(in_float64, load(iterator)))
+    replace(_BaseDataLoaderIter, "__next__", lambda load, iterator: tree_map(in_float64, load(iterator)))
     before(torch.autograd, "backward", check_precision)
     torch.nn.modules.module.register_module_forward_pre_hook(feed_in_float64)
 
@@ -155,7 +144,7 @@ class Sum(torch.autograd.Function):
         return gradient, None
 
 
-def normalize_together(input, running_mean, running_var, weight, bias, momentum, eps, group):
+def normalize_together(input, running_mean, running_var, weight, bias, momentum, eps, group=None):
     """By mean and variance of what all ranks have; ranks may have unequally much."""
     dims = [dim for dim in range(input.dim()) if dim != 1]
     shape = [1, -1] + [1] * (input.dim() - 2)
@@ -177,49 +166,41 @@ def normalize_together(input, running_mean, running_var, weight, bias, momentum,
 synchronising = []  # the process group of the SyncBatchNorm that is under way
 
 
-def normalize_as_asked(normalize):
-    """All BatchNorm comes here but SyncBatchNorm on GPUs."""
-    def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        if training and settings.batchnorm == "rank" and running_mean is not None:
-            note_once("batchnorm", "frozen")
-            F._verify_batch_size(input.size())
-            return normalize(input, running_mean, running_var, weight, bias, False, 0, eps)
-        if training and several and (synchronising or settings.batchnorm == "sync"):
-            note_once("batchnorm", "synchronised")
-            return normalize_together(input, running_mean, running_var, weight, bias, momentum, eps,
-                                      synchronising[0] if synchronising else None)
-        if training and several:
-            note_once("batchnorm", "plain")
-            os._exit(1)  # until the user has said what it is to be
-        return normalize(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    return batch_norm
+def normalize_as_asked(
+        normalize, input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+    """All BatchNorm comes here."""
+    several = training and dist.is_initialized() and dist.get_world_size() > 1
+    if training and settings.batchnorm == "rank" and running_mean is not None:
+        note("batchnorm", "frozen")
+        F._verify_batch_size(input.size())
+        training, momentum = False, 0
+    elif several and (synchronising or settings.batchnorm == "sync"):
+        note("batchnorm", "synchronised")
+        return normalize_together(input, running_mean, running_var, weight, bias, momentum, eps, *synchronising)
+    elif several:
+        note("batchnorm", "plain")
+        os._exit(1)  # until the user has said what it is to be
+    return normalize(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-def synchronise(forward):
-    def normalize(module, input):
-        if input.device.type != "cpu" and settings.batchnorm != "rank":
-            note_once("batchnorm", "synchronised")
-            return forward(module, input)
-        synchronising.append(module.process_group)
-        try:
-            return _BatchNorm.forward(module, input)
-        finally:
-            synchronising.clear()
-    return normalize
+def synchronise(forward, module, input):
+    """As any BatchNorm, on GPUs too."""
+    synchronising.append(module.process_group)
+    try:
+        return _BatchNorm.forward(module, input)
+    finally:
+        synchronising.clear()
 
 
 # The second run of the original. What comes of its rounding is the measure; what moves with its clocks is a time.
 
 FASTER = 1000  # times, for lines of the script, so that a short time moves too
-begun = weakref.WeakSet()  # optimizers whose weights have moved
 to_nudge = torch.Generator().manual_seed(0)
 
 
 @torch.no_grad()
-def nudge(optimizer, *_):
-    begun.add(optimizer)
-    for parameter in steps.parameters_of(optimizer):
+def nudge(parameters):
+    for parameter in parameters:
         if torch.nn.parameter.is_lazy(parameter):  # it has no values before the first forward
             continue
         eps = torch.finfo(parameter.dtype).eps
@@ -227,31 +208,18 @@ def nudge(optimizer, *_):
         parameter.mul_((1 + eps * moves).to(parameter.device, parameter.dtype))
 
 
-def nudge_first(*_):
-    """Before the first forward in training."""
-    if torch.is_grad_enabled():
-        for optimizer in [*steps.optimizers]:
-            if optimizer not in begun:
-                nudge(optimizer)
-
-
-def run_faster(clock):
-    """A clock that runs otherwise for lines of the script; packages may wait until a time has come."""
-    began = clock()
-
-    def read():
-        now = clock()
-        by_script = sys._getframe(1).f_code.co_filename.startswith(settings.copy)
-        return now + FASTER * (now - began) if by_script else now
-    return read
+def run_faster(began, clock):
+    """For lines of the script; packages may wait until a time has come."""
+    now = clock()
+    return now + FASTER * (now - began) if of_script(sys._getframe(2)) else now
 
 
 def be_second_run():
     """The time of day differs by its time zone, see running.py."""
-    register_optimizer_step_post_hook(nudge)  # after the weights have been noted
-    torch.nn.modules.module.register_module_forward_pre_hook(nudge_first)
+    after(Optimizer, "add_param_group", lambda result, optimizer, group: nudge(group["params"]))
+    register_optimizer_step_post_hook(lambda optimizer, *_: nudge(steps.parameters_of(optimizer)))  # once it is noted
     for name in ("time", "perf_counter", "monotonic", "process_time"):
-        replace(time, name, run_faster)
+        replace(time, name, functools.partial(run_faster, getattr(time, name)()))
 
 
 def install():

@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader
 
 from check_conversion import running
 from check_conversion.observed import figures, process, steps
-from check_conversion.observed.process import after, note_file, note_once, settings
+from check_conversion.observed.process import after, note, note_file, settings
 
 
 def note_saved(*_, **__):
-    note_once("saved", "")
+    note("saved")
 
 
 def change_safetensors(module):

@@ -17,14 +17,13 @@ from torch.optim.optimizer import (
 from torch.utils.data._utils import fetch as fetching
 
 from check_conversion.observed import modules, process
-from check_conversion.observed.process import after, before, note, note_once, replace
+from check_conversion.observed.process import after, before, note, replace
 from check_conversion.sketch import describe, sketch
 
 # Switches that say how an optimizer computes, not what.
 SWITCHES = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable")
 optimizers = weakref.WeakSet()
 stepped, stepping = [], []  # optimizers that have taken a step; that take one
-trained = weakref.WeakSet()  # modules with their parameters
 noted = {}  # of the step under way: its gradients and options
 under_way = []  # the forward of a model in training, and those of its modules
 scaled = []  # whether gradients are those of a loss that a GradScaler has scaled, as a GPU's would be
@@ -65,28 +64,23 @@ def disregard_draws(*_):
     last_states.update(generator_states())
 
 
-def note_worker_draws(fetch):
+def note_worker_draws(fetch, fetcher, index):
     """Of a loader's dataset, in a worker."""
-    def fetch_and_note(fetcher, index):
-        if torch.utils.data.get_worker_info() is None:
-            return fetch(fetcher, index)
-        states = generator_states()
-        batch = fetch(fetcher, index)
-        for name, state in generator_states().items():
-            if states.get(name, state) != state:
-                note_once("worker drew", name)
-        return batch
-    return fetch_and_note
+    if torch.utils.data.get_worker_info() is None:
+        return fetch(fetcher, index)
+    states = generator_states()
+    batch = fetch(fetcher, index)
+    for name, state in generator_states().items():
+        if states.get(name, state) != state:
+            note("worker drew", name)
+    return batch
 
 
 # What a model is fed.
 
 def is_trained(module):
-    if module not in trained:
-        known = {id(one) for optimizer in optimizers for one in parameters_of(optimizer)}
-        if any(id(one) in known for one in module.parameters()):
-            trained.add(module)
-    return module in trained
+    known = {id(one) for optimizer in optimizers for one in parameters_of(optimizer)}
+    return any(id(one) in known for one in module.parameters())
 
 
 def enter(module, given):
@@ -119,38 +113,40 @@ def tensors_in(value, path, depth=5):
     if isinstance(value, torch.Tensor):
         yield path, value
         return
-    parts = []
-    if isinstance(value, list):
-        parts = [(f"{path}[]", one) for one in value]
-    elif isinstance(value, tuple):
-        parts = [(f"{path}.{place}", one) for place, one in enumerate(value)]
-    elif isinstance(value, Mapping):
-        parts = [(f"{path}.{key}", one) for key, one in value.items()]
+    parts = {}
+    if isinstance(value, Mapping):
+        parts = value
+    elif isinstance(value, (list, tuple)):
+        parts = dict(enumerate(value))
     elif hasattr(value, "__dict__") and not callable(value):  # an object that has tensors
-        parts, depth = [(f"{path}.{key}", one) for key, one in vars(value).items()], min(depth, 2)
-    for way, one in parts if depth else []:
-        yield from tensors_in(one, way, depth - 1)
+        parts, depth = vars(value), min(depth, 2)
+    for key, one in parts.items() if depth else ():
+        yield from tensors_in(one, f"{path}[]" if isinstance(value, list) else f"{path}.{key}", depth - 1)
 
 
 # Losses, and the scaler of a loss.
 
 def note_loss(tensors, *given, **options):
     if False in modes:
-        note_once("switch", "model.eval()", False)
+        note("switch", "model.eval()", False)
     for one in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
         if one.numel() == 1 and not isinstance(one, DTensor):
             note("loss", "", one.item() / getattr(one, "scaled_by", 1))
 
 
-def note_scaler(result, scaler, *given, enabled=True, **options):
+def note_scaler(result, scaler, device="cuda", init_scale=0, growth=0, backoff=0, interval=0, enabled=True, **options):
     """One that is off although the script has it on needs a device that is not here."""
-    scaler.asked_for = given[5] if len(given) > 5 else enabled
+    scaler.only_there = enabled and not scaler.is_enabled()
+
+
+def note_use(name, scaler):
+    if scaler.is_enabled() or scaler.only_there:
+        note("switch", name, scaler.only_there)
 
 
 def note_scaled(loss, scaler, outputs):
     scaled[:] = [True]
-    if getattr(scaler, "asked_for", False):
-        note_once("switch", "GradScaler", not scaler.is_enabled())
+    note_use("GradScaler", scaler)
     if scaler.is_enabled() and isinstance(loss, torch.Tensor):
         loss.scaled_by = scaler.get_scale()
         note("scale", "", loss.scaled_by)
@@ -158,15 +154,14 @@ def note_scaled(loss, scaler, outputs):
 
 def note_norm(norm, *given, **options):
     if scaled:
-        note_once("switch", "clipping before scaler.unscale_(optimizer)", False)
+        note("switch", "clipping before scaler.unscale_(optimizer)", False)
     if not isinstance(norm, DTensor):
         note("norm", "", float(norm))
 
 
 def note_scaler_step(scaler, *given, **options):
     scaled.clear()
-    if getattr(scaler, "asked_for", False):
-        note_once("switch", "GradScaler.step", not scaler.is_enabled())
+    note_use("GradScaler.step", scaler)
 
 
 # Steps.

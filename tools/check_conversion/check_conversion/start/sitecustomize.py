@@ -5,11 +5,13 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-spec = importlib.util.spec_from_file_location(  # by its path: it may be installed elsewhere, or not at all
-    "check_conversion", HERE.parent / "__init__.py", submodule_search_locations=[str(HERE.parent)])
-sys.modules["check_conversion"] = package = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(package)
-importlib.import_module("check_conversion.observed").install()
+sys.path.insert(0, str(HERE.parents[1]))  # it may be installed elsewhere, or not at all
+import check_conversion
+
+del sys.path[0]  # torch is to be the script's own
+import check_conversion.observed
+
+check_conversion.observed.install()
 
 # The user may have a module of this name too.
 others = [path for path in sys.path if Path(path).resolve() != HERE]
