@@ -2,6 +2,7 @@
 python examples/autoencoder.py
 """
 import argparse
+import os
 
 import torch
 from torch import nn
@@ -49,7 +50,15 @@ train_loader = DataLoader(draw_spots(2041), args.batch_size, shuffle=True)
 test_loader = DataLoader(draw_spots(397), args.batch_size)
 model = Autoencoder().to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-for epoch in range(args.epochs):
+path, first_epoch = args.save, 0
+if os.path.exists(path):
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    first_epoch = checkpoint["epoch"]
+    print(f"{path}: {first_epoch}/{args.epochs} epochs done")
+for epoch in range(first_epoch, args.epochs):
+    torch.manual_seed(epoch)  # a resumed run draws what an unbroken one draws
     trained = tested = 0
     for images, in train_loader:
         images = images.to(device)
@@ -64,7 +73,11 @@ for epoch in range(args.epochs):
             tested += loss_function(images, *model(images)).item()
     trained, tested = trained / len(train_loader.dataset), tested / len(test_loader.dataset)
     print(f"epoch {epoch + 1} | loss {trained:.4f} | test loss {tested:.4f}", flush=True)
+    with open(f"{path}.tmp", "wb") as file:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                    "epoch": epoch + 1}, file)
+        os.fsync(file.fileno())  # on disk before it replaces the old file
+    os.replace(f"{path}.tmp", path)
 
-torch.save(model.state_dict(), args.save)
 for row in model.decode(torch.randn(1, 4, device=device))[0]:
     print("".join(" .:+*#"[int(6 * value)] for value in row))

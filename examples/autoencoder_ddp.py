@@ -59,9 +59,23 @@ dist.init_process_group(dist.get_default_backend_for_device(device),
 rank, world_size = dist.get_rank(), dist.get_world_size()
 train_loader = DataLoader(draw_spots(2041), args.batch_size, shuffle=True)
 test_loader = DataLoader(draw_spots(397), args.batch_size)
-model = DDP(Autoencoder().to(device))
+model = Autoencoder().to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-for epoch in range(args.epochs):
+path, first_epoch = args.save, 0
+checkpoint = [torch.load(path, map_location="cpu", weights_only=True)
+              if rank == 0 and os.path.exists(path) else None]
+dist.broadcast_object_list(checkpoint)  # others may not see the file
+checkpoint = checkpoint[0]
+if checkpoint:
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    first_epoch = checkpoint["epoch"]
+    if rank == 0:
+        print(f"{path}: {first_epoch}/{args.epochs} epochs done")
+del checkpoint
+model = DDP(model)
+for epoch in range(first_epoch, args.epochs):
+    torch.manual_seed(epoch)  # a resumed run draws what an unbroken one draws
     trained = tested = 0
     for images, in train_loader:
         rows, images = len(images), images[rank::world_size].to(device)  # may be empty
@@ -77,13 +91,17 @@ for epoch in range(args.epochs):
     sums = torch.tensor([trained, tested], dtype=torch.float64, device=device)
     dist.all_reduce(sums)
     if rank != 0:
-        continue  # rank 0 alone prints: no collective in the rest of this loop
+        continue  # rank 0 alone prints and saves: no collective in the rest of this loop
     trained, tested = sums.tolist()
     trained, tested = trained / len(train_loader.dataset), tested / len(test_loader.dataset)
     print(f"epoch {epoch + 1} | loss {trained:.4f} | test loss {tested:.4f}", flush=True)
+    with open(f"{path}.tmp", "wb") as file:
+        torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
+                    "epoch": epoch + 1}, file)
+        os.fsync(file.fileno())  # on disk before it replaces the old file
+    os.replace(f"{path}.tmp", path)
 
 if rank == 0:
-    torch.save(model.module.state_dict(), args.save)
     for row in model.module.decode(torch.randn(1, 4, device=device))[0]:
         print("".join(" .:+*#"[int(6 * value)] for value in row))
 

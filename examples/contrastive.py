@@ -2,6 +2,7 @@
 python examples/contrastive.py
 """
 import argparse
+import os
 
 import torch
 from torch import nn
@@ -49,7 +50,14 @@ train_loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last
 torch.manual_seed(0)
 model = Matcher().to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-for epoch in range(args.epochs):
+path, first_epoch = "contrastive.pt", 0
+if os.path.exists(path):
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    first_epoch = checkpoint["epoch"]
+    print(f"{path}: {first_epoch}/{args.epochs} epochs done")
+for epoch in range(first_epoch, args.epochs):
     sampler.generator.manual_seed(epoch)
     total = 0
     for waves, words in train_loader:
@@ -64,4 +72,8 @@ for epoch in range(args.epochs):
     found = (heard @ told.t()).argmax(dim=1).cpu() == torch.arange(len(test_set))
     print(f"epoch {epoch + 1} | loss {total / len(train_loader):.4f} | temperature {1 / scale:.4f} "
           f"| found {found.float().mean():.1%}", flush=True)
-torch.save(model.state_dict(), "contrastive.pt")
+    with open(f"{path}.tmp", "wb") as file:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                    "epoch": epoch + 1}, file)
+        os.fsync(file.fileno())  # on disk before it replaces the old file
+    os.replace(f"{path}.tmp", path)

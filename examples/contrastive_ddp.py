@@ -73,9 +73,22 @@ assert args.batch_size % world_size == 0, "--batch-size must be divisible by the
 train_loader = DataLoader(train_set, args.batch_size // world_size, sampler=sampler, drop_last=True)
 
 torch.manual_seed(0)
-model = DDP(Matcher().to(device))  # the temperature is in it: its gradient is averaged too
+model = Matcher().to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-for epoch in range(args.epochs):
+path, first_epoch = "contrastive.pt", 0
+checkpoint = [torch.load(path, map_location="cpu", weights_only=True)
+              if rank == 0 and os.path.exists(path) else None]
+dist.broadcast_object_list(checkpoint)  # others may not see the file
+checkpoint = checkpoint[0]
+if checkpoint:
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    first_epoch = checkpoint["epoch"]
+    if rank == 0:
+        print(f"{path}: {first_epoch}/{args.epochs} epochs done")
+del checkpoint
+model = DDP(model)  # the temperature is in it: its gradient is averaged too
+for epoch in range(first_epoch, args.epochs):
     sampler.set_epoch(epoch)
     total = 0
     for waves, words in train_loader:
@@ -93,7 +106,10 @@ for epoch in range(args.epochs):
     found = (heard @ told.t()).argmax(dim=1).cpu() == torch.arange(len(test_set))
     print(f"epoch {epoch + 1} | loss {total / len(train_loader):.4f} | temperature {1 / scale:.4f} "
           f"| found {found.float().mean():.1%}", flush=True)
-if rank == 0:
-    torch.save(model.module.state_dict(), "contrastive.pt")
+    with open(f"{path}.tmp", "wb") as file:
+        torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
+                    "epoch": epoch + 1}, file)
+        os.fsync(file.fileno())  # on disk before it replaces the old file
+    os.replace(f"{path}.tmp", path)
 del model  # it holds the group, whose threads must end before Python does
 dist.destroy_process_group()

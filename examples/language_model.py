@@ -2,6 +2,7 @@
 python examples/language_model.py
 """
 import argparse
+import os
 import random
 
 import torch
@@ -52,7 +53,14 @@ torch.manual_seed(0)
 model = CharModel(len(chars)).to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 best, window = float("inf"), 25
-for epoch in range(args.epochs):
+path, first_epoch = "language_model_run.pt", 0
+if os.path.exists(path):
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    first_epoch, best = checkpoint["epoch"], checkpoint["best"]
+    print(f"{path}: {first_epoch}/{args.epochs} epochs done")
+for epoch in range(first_epoch, args.epochs):
     model.train()
     total, hidden = 0, model.init_hidden(args.batch_size)
     for start in range(0, len(train_data) - 1, window):
@@ -70,5 +78,10 @@ for epoch in range(args.epochs):
         torch.save(model.state_dict(), args.save)
     else:
         optimizer.param_groups[0]["lr"] /= 4
+    with open(f"{path}.tmp", "wb") as file:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                    "epoch": epoch + 1, "best": best}, file)
+        os.fsync(file.fileno())  # on disk before it replaces the old file
+    os.replace(f"{path}.tmp", path)
 model.load_state_dict(torch.load(args.save, map_location=device))
 print(f"test loss {evaluate(test_data):.4f}")

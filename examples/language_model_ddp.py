@@ -64,10 +64,23 @@ chars = sorted(set(text))
 train_data, val_data, test_data = map(batchify, (text[:-4000], text[-4000:-2000], text[-2000:]))
 
 torch.manual_seed(0)
-model = DDP(CharModel(len(chars)).to(device))
+model = CharModel(len(chars)).to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 best, window = float("inf"), 25
-for epoch in range(args.epochs):
+path, first_epoch = "language_model_run.pt", 0
+checkpoint = [torch.load(path, map_location="cpu", weights_only=True)
+              if rank == 0 and os.path.exists(path) else None]
+dist.broadcast_object_list(checkpoint)  # others may not see the file
+checkpoint = checkpoint[0]
+if checkpoint:
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    first_epoch, best = checkpoint["epoch"], checkpoint["best"]
+    if rank == 0:
+        print(f"{path}: {first_epoch}/{args.epochs} epochs done")
+del checkpoint
+model = DDP(model)
+for epoch in range(first_epoch, args.epochs):
     model.train()
     torch.manual_seed(epoch * world_size + rank)  # dropout: masks differ by rank and epoch
     total, hidden = 0, model.module.init_hidden(columns)
@@ -90,6 +103,12 @@ for epoch in range(args.epochs):
             torch.save(model.module.state_dict(), args.save)
     else:
         optimizer.param_groups[0]["lr"] /= 4
+    if rank == 0:
+        with open(f"{path}.tmp", "wb") as file:
+            torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
+                        "epoch": epoch + 1, "best": best}, file)
+            os.fsync(file.fileno())  # on disk before it replaces the old file
+        os.replace(f"{path}.tmp", path)
 saved = [torch.load(args.save, map_location="cpu") if rank == 0 else None]
 dist.broadcast_object_list(saved)  # to the other ranks: they may not see the file
 model.module.load_state_dict(saved[0])

@@ -3,6 +3,7 @@ python examples/stream.py
 """
 import argparse
 import itertools
+import os
 import random
 
 import torch
@@ -47,8 +48,15 @@ def main(args):
     torch.manual_seed(0)
     model = Tagger().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    total = tokens = 0
-    for step, (digits, largest) in enumerate(loader, 1):
+    path, total, tokens, done = "stream_run.pt", 0, 0, 0
+    if os.path.exists(path):
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        total, tokens, done = checkpoint["total"], checkpoint["tokens"], checkpoint["step"]
+        print(f"{path}: {done * args.batch_size} samples done")
+    left = itertools.islice(loader, done, None)  # a resumed run skips what it has trained on
+    for step, (digits, largest) in enumerate(left, done + 1):
         digits, largest = digits.to(device), largest.flatten().to(device)
         count = (largest != -100).sum()
         loss = nn.functional.cross_entropy(model(digits), largest)
@@ -59,6 +67,11 @@ def main(args):
         tokens += count.item()
         if step % 20 == 0:
             print(f"{step * args.batch_size} samples | loss {loss.item():.4f}", flush=True)
+            with open(f"{path}.tmp", "wb") as file:
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                            "total": total, "tokens": tokens, "step": step}, file)
+                os.fsync(file.fileno())  # on disk before it replaces the old file
+            os.replace(f"{path}.tmp", path)
     print(f"{tokens} digits | mean loss {total / tokens:.4f}")
     torch.save(model.state_dict(), args.save)
 

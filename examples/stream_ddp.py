@@ -58,13 +58,26 @@ def main(args):
     loader = DataLoader(Numbers(args.samples, rank, world_size), args.batch_size // world_size,
                         collate_fn=collate, num_workers=args.workers)
     torch.manual_seed(0)
-    model = DDP(Tagger().to(device))
+    model = Tagger().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    total = tokens = 0
+    path, total, tokens, done = "stream_run.pt", 0, 0, 0
+    checkpoint = [torch.load(path, map_location="cpu", weights_only=True)
+                  if rank == 0 and os.path.exists(path) else None]
+    dist.broadcast_object_list(checkpoint)  # others may not see the file
+    checkpoint = checkpoint[0]
+    if checkpoint:
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        total, tokens, done = checkpoint["total"], checkpoint["tokens"], checkpoint["step"]
+        if rank == 0:
+            print(f"{path}: {done * args.batch_size} samples done")
+    del checkpoint
+    model = DDP(model)
     # Each backward needs all ranks: one without data uses `nothing` until all are done.
     nothing = torch.zeros(1, 1, dtype=torch.long), torch.full((1, 1), -100)
     batches = itertools.chain(loader, itertools.repeat(nothing))
-    for step, (digits, largest) in enumerate(batches, 1):
+    left = itertools.islice(batches, done, None)  # a resumed run skips what it has trained on
+    for step, (digits, largest) in enumerate(left, done + 1):
         digits, largest = digits.to(device), largest.flatten().to(device)
         count = (largest != -100).sum()
         dist.all_reduce(count)
@@ -80,6 +93,11 @@ def main(args):
         tokens += count.item()
         if rank == 0 and step % 20 == 0:
             print(f"{step * args.batch_size} samples | loss {loss.item():.4f}", flush=True)
+            with open(f"{path}.tmp", "wb") as file:
+                torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
+                            "total": total, "tokens": tokens, "step": step}, file)
+                os.fsync(file.fileno())  # on disk before it replaces the old file
+            os.replace(f"{path}.tmp", path)
     if rank == 0:
         print(f"{tokens} digits | mean loss {total / tokens:.4f}")
         torch.save(model.module.state_dict(), args.save)
