@@ -3,13 +3,12 @@ the folder until it is killed, at the step after a checkpoint; and once more in 
 seeded, so all three have the same bits, and the first difference is the cause."""
 import re
 import sys
-from pathlib import Path
 
 from check_conversion import outputs
 from check_conversion.causes import Cause, of_the_optimizer, other_optimizer, other_options
 from check_conversion.files import Tensor
 from check_conversion.judge import check_start, resumed
-from check_conversion.outputs import TABLES, TOKEN, Comparison, Item, Part, items_of_text
+from check_conversion.outputs import TOKEN, Comparison, Item, items_of_text
 from check_conversion.records import KINDS
 from check_conversion.running import own_error, prepare, run
 from check_conversion.samples import Losses, Relation
@@ -23,7 +22,7 @@ DRIFT = KINDS["figure"].floor / 5  # how far figures may part: they are the same
 CLOCK = re.compile(r"\d:\d|\d{4}-\d\d|\d(ms|s)$")
 BEFORE = re.compile(r"(?i)(?<![a-z])(time|elapsed|duration|seconds|speed|took)(?![a-z])\w*\W{0,3}$")
 AFTER = re.compile(r"(?i) ?(m?s|secs?|seconds?|min|minutes?|hours?|\w*/s)\b")
-TIME = Part("a time", [])  # in the place of a figure that is not compared
+TIME = "a time"  # in the place of a figure that is not compared
 
 
 # The three runs.
@@ -247,12 +246,11 @@ def compare_file(name, file, killed, restarted):
     elif file.kind == "unread":
         found.remarks.append(f"{name} is not compared: {file.why}")
     elif file.kind == "values":
-        again = {key: "a time" if not isinstance(value, Tensor) and times_in(f"{key}: {value}") else value
+        again = {key: TIME if not isinstance(value, Tensor) and times_in(f"{key}: {value}") else value
                  for key, value in file.values.items()}
         outputs.compare_values([file.values, again, restarted.values], found)
     else:
-        separate = ", " if Path(name).suffix in TABLES else ","
-        texts = [one.text.replace(",", separate) if one else "" for one in (file, killed, restarted)]
+        texts = [one.text if one else "" for one in (file, killed, restarted)]
         compare_lines(texts, found, from_the_start=True)
         if not killed:  # which would show what has other words in each run
             found.varying += found.missing
