@@ -35,6 +35,9 @@ class Evidence:
         """The original's and rank 0's."""
         return self.one.last(kind), self.shares[0].last(kind)
 
+    def both_named(self, kind):
+        return self.one.named(kind), self.shares[0].named(kind)
+
     def latest(self, kind):
         """The last record of a kind so far, of the original and of rank 0, or None."""
         return [process.latest(kind, self.step) for process in (self.pair.original, self.pair.ranks[0])]

@@ -1,26 +1,17 @@
 """Reads what a run has left in its copy of the folder, as it lies there at the end; nothing of it is run."""
-import contextlib
 import io
 import pickle
 import re
-import sys
-import zipfile
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import torch
-from torch.utils._pytree import tree_flatten_with_path
 
 from check_conversion.sketch import describe, sketch, whole
 
-MOST = 2**29  # bytes of one file, or of what is in it
+MOST = 2**29  # bytes of one file
 STATES = {torch.get_rng_state().shape, torch.Size([16])}  # of torch's generators, the CPU's and CUDA's
-NUMPYS = {f"numpy.{core}multiarray.{name}" for core in ("core.", "_core.") for name in ("_reconstruct", "scalar")} | {
-    "numpy.ndarray", "numpy.dtype"}
-
-
-class Unreadable(Exception):
-    """Why nothing can be said about a file."""
+NUMPYS = r"numpy\.(ndarray|dtype|_?core\.(multiarray\.(_reconstruct|scalar)|numeric\._frombuffer))"
 
 
 @dataclass
@@ -34,159 +25,112 @@ class File:
 
 @dataclass
 class Tensor:
-    """A tensor in a file, in several sketches, for large numbers would hide small ones, or NaN all."""
+    """A tensor in a file, in two sketches, for large numbers would hide small ones."""
     shape: list
     sketches: list
-    whole: bool = False  # counts, which are never rounded
-    in_any_order: list = field(default_factory=list)  # sorted checksums of its rows, and of its columns
+    in_any_order: list  # sorted checksums of its rows, and of its columns
 
 
-class StandIn:
-    """Whatever a pickle holds besides tensors and plain values: it has its name and its state."""
+class StandIn(dict):
+    """Whatever a pickle holds besides tensors and plain values: what it was made of, and its state."""
 
     def __new__(cls, *given, **options):
-        stand_in = super().__new__(cls)
-        stand_in.state = dict(enumerate(given))
-        return stand_in
+        made = super().__new__(cls)
+        made.update(enumerate(given))
+        return made
 
     def __init__(self, *given, **options):
         pass
 
-    def __call__(self, *given, **options):
-        return StandIn(*given)
-
     def __setstate__(self, state):
-        self.state = state
-
-    def __setitem__(self, key, value):
-        self.state[key] = value
+        self.update(state if isinstance(state, dict) else enumerate([state]))
 
     def append(self, value):
-        self.state[len(self.state)] = value
-
-    def extend(self, values):
-        self.state.update(enumerate(values, len(self.state)))
+        self[len(self)] = value
 
 
 class Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
-        if f"{module}.{name}" in NUMPYS:
+        if re.fullmatch(NUMPYS, f"{module}.{name}"):
             return super().find_class(module, name)
-        known = torch._weights_only_unpickler._get_allowed_globals()
-        return known.get(f"{module}.{name}") or type(name, (StandIn,), {})
+        return torch._weights_only_unpickler._get_allowed_globals().get(f"{module}.{name}", StandIn)
 
 
 PICKLE = SimpleNamespace(__name__="pickle", Unpickler=Unpickler)  # for torch.load
 
 
-# What is in it: of each tensor its shape and sketch, of each plain value itself.
-
-def is_generator_state(part):
-    """Which is no part of training: torch's, numpy's or Python's."""
-    if isinstance(part, torch.Tensor):
-        return part.dtype == torch.uint8 and part.shape in STATES
-    if isinstance(part, tuple):
-        numpys = part[:1] and isinstance(part[0], str) and part[0] == "MT19937"
-        return bool(numpys) or (len(part) == 3 and isinstance(part[1], tuple) and len(part[1]) == 625)
-    return str(getattr(part, "dtype", "")) == "uint32" and part.shape == (624,)
-
-
-def leaves(value, way=()):
-    """All parts with their names; of a pickled module its parameters, buffers and modules."""
-    state = getattr(value, "state", None)
-    if isinstance(state, dict) and "_parameters" in state:
-        value = {name: one for kind in ("_parameters", "_buffers", "_modules") for name, one in state[kind].items()}
-    elif isinstance(value, StandIn):
-        value = state
-    parts, _ = tree_flatten_with_path(value, lambda part: isinstance(part, tuple) and is_generator_state(part))
-    for path, part in parts:
-        here = (*way, *(str(next(getattr(key, kind) for kind in ("key", "idx", "name") if hasattr(key, kind)))
-                        for key in path))
-        if isinstance(part, StandIn):
-            yield from leaves(part, here)
-        else:
-            yield ".".join(here) or "value", part
+def leaves(value, name=""):
+    """All tensors and plain values with their names; of a pickled module its parameters, buffers and modules."""
+    if type(value).__module__ == "numpy":
+        value = torch.tensor(value) if value.shape and value.dtype.kind in "fiubc" else value.tolist()
+    if isinstance(value, dict) and "_parameters" in value:
+        value = {**value["_parameters"], **value["_buffers"], **value["_modules"]}
+    if is_generator_state(value):
+        return
+    if isinstance(value, (list, tuple)):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from leaves(part, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, (torch.Tensor, bool, int, float, str)):
+        yield name or "value", value
 
 
-def as_known(part):
-    """What numpy has made, as torch's tensor or Python's number."""
-    numpy = sys.modules.get("numpy")
-    if numpy and isinstance(part, numpy.generic):
-        return part.item()
-    if numpy and isinstance(part, numpy.ndarray) and part.dtype.kind in "fiubc" and not is_generator_state(part):
-        return torch.from_numpy(part.astype("complex128" if part.dtype.kind == "c" else "float64"))
-    return part
+def is_generator_state(value):
+    """torch's, numpy's or Python's, which is no part of training."""
+    if isinstance(value, tuple):
+        return len(value) == 625 or str(value[:1]) == "('MT19937',)"
+    return isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.shape in STATES
 
 
 def describe_tensor(tensor):
     numbers = whole(tensor).to_dense().double()
-    finite = torch.where(numbers.isfinite(), numbers, 0)
-    kinds = numbers.isnan() + 2. * (numbers == float("inf")) + 3. * (numbers == -float("inf"))
-    sizes = torch.asinh(1000 * finite)  # about their logarithms
+    finite = numbers.nan_to_num(0, 0, 0)
+    sizes = torch.asinh(1000 * numbers.nan_to_num(1e30, 1e40, -1e40))  # about their logarithms
     fed = describe(finite)
-    return Tensor(list(tensor.shape), [sketch([one]) for one in (finite, sizes, kinds)],
-                  not (tensor.is_floating_point() or tensor.is_complex()), [sorted(fed.rows), sorted(fed.columns)])
+    return Tensor(list(tensor.shape), [sketch([finite]), sketch([sizes])], [sorted(fed.rows), sorted(fed.columns)])
 
 
-def with_values(value):
+def with_values(value, root=""):
     file = File("values")
-    for name, given in leaves(value):
-        part = as_known(given)
-        if isinstance(part, torch.Tensor) and not is_generator_state(part) and part.device.type != "meta":
+    for name, part in leaves(value):
+        if isinstance(part, torch.Tensor):
             file.values[name] = describe_tensor(part)
-        elif isinstance(part, (bool, int, float, str)) and not re.search(r"param_groups\.\d+\.params\.\d+$", name):
-            file.values[name] = part
+        else:
+            file.values[name] = part.replace(root, "") if isinstance(part, str) else part
     return file
 
 
-# The kinds of files.
-
-def read_torch(path):
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-    if any(one.filename.endswith("/constants.pkl") for one in members):
-        raise Unreadable("TorchScript")  # which torch.load would hand to another function
-    if sum(one.file_size for one in members) > MOST:
-        raise Unreadable("too large")
-    return torch.load(path, map_location="cpu", pickle_module=PICKLE, weights_only=False)
+def with_text(text, path):
+    if "\0" in text or "\ufffd" in text:  # which stands for what is no text
+        return File("unread", why="neither text nor arrays")
+    if path.suffix == ".json" and '"traceEvents"' in text:
+        return File("unread", why="a trace")
+    if path.suffix in (".csv", ".tsv"):
+        text = text.replace(",", ", ")  # 2,100 are two figures there
+    return File("text", text)
 
 
-def read_numpy(path):
-    """An array or several; never anything pickled, which could run code."""
-    import numpy
-    found = numpy.load(path, allow_pickle=False)
-    return dict(found) if hasattr(found, "files") else found
-
-
-def read_safetensors(path):
-    from safetensors import safe_open
-    with safe_open(path, "pt") as file:
-        return {**(file.metadata() or {}), **{name: file.get_tensor(name) for name in file.keys()}}
-
-
-def read_file(path):
+def read_file(path, root):
+    """root: what is left out, so that paths are those of the folder itself."""
     if path.stat().st_size > MOST:
-        raise Unreadable("too large")
+        return File("unread", why="too large")
     content = path.read_bytes()
-    if content.startswith(b"PK\3\4") and b"/data.pkl" in content[:200]:
-        return with_values(read_torch(path))
+    file = io.BytesIO(content)
     if path.suffix in (".npy", ".npz"):
-        return with_values(read_numpy(path))
+        import numpy
+        found = numpy.load(file, allow_pickle=False)
+        return with_values(dict(found) if path.suffix == ".npz" else found, root)
     if path.suffix == ".safetensors":
-        return with_values(read_safetensors(path))
+        import safetensors.torch
+        return with_values(safetensors.torch.load(content))
     if path.suffix in (".pkl", ".pickle"):
-        return with_values(Unpickler(io.BytesIO(content)).load())
-    with contextlib.suppress(UnicodeDecodeError):
-        if "\0" not in (text := content.decode()):
-            return File("text", text)
-    raise Unreadable("neither text nor arrays")
-
-
-def without_root(file, root):
-    """So that paths in it are those of the folder itself."""
-    file.text = file.text.replace(root, "")
-    file.values = {key: part.replace(root, "") if isinstance(part, str) else part for key, part in file.values.items()}
-    return file
+        return with_values(Unpickler(file).load(), root)
+    if content.startswith(b"PK\3\4") and b"/data.pkl" in content[:200]:
+        if b"/constants.pkl" in content:  # which torch.load would hand to another function
+            return File("unread", why="TorchScript")
+        return with_values(torch.load(file, map_location="cpu", pickle_module=PICKLE, weights_only=False), root)
+    return with_text(content.decode(errors="replace").replace(root, ""), path)
 
 
 def read_all(copy, known, root=""):
@@ -194,10 +138,9 @@ def read_all(copy, known, root=""):
     found = {}
     for path in sorted(copy.rglob("*")):
         name = str(path.relative_to(copy))
-        if name not in known and path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts:
+        if name not in known and path.is_file() and not path.is_symlink():
             try:
-                found[name] = without_root(read_file(path), root)
+                found[name] = read_file(path, root)
             except Exception as reason:  # of whichever package reads it
-                why = str(reason) if isinstance(reason, Unreadable) else type(reason).__name__
-                found[name] = File("unread", why=why)
+                found[name] = File("unread", why=type(reason).__name__)
     return found

@@ -11,107 +11,87 @@ from typing import NamedTuple
 
 from check_conversion.files import Tensor
 from check_conversion.records import FLOORS
-from check_conversion.sketch import LARGE, TIMES, Measured, distance, norm
+from check_conversion.sketch import LARGE, TIMES, distance, norm
 from check_conversion.verdict import SHOWN, Fault, few
 
-NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?|none)\b)"
-# What a line may have in a figure's place: also 3/50, 12ms, 0:01:22, 2026-01-31, 0x7f12ab, Mon, Jan, PM.
+NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?)\b)")
+# What a line may have in a figure's place: also 3/50, 12ms, 0:01:22, 2026-01-31, 1,000, 0x7f12ab, Mon, Jan, PM.
 DATES = r"(?-i:\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec|AM|PM)\b)"
-TOKEN = rf"{DATES}|[-+]?(?:\d(?:[\w.]|[:/+-](?=\d)|,(?=\d{{3}}(?!\d)))*|\b(?:nan|inf(?:inity)?|none)\b)"
-NUMBER, TOKEN = (re.compile(pattern, re.IGNORECASE) for pattern in (NUMBER, TOKEN))
+TOKEN = re.compile(rf"{DATES}|[-+]?(?:\d(?:[\w.]|[:/+-](?=\d)|,(?=\d{{3}}(?!\d)))*|\b(?:nan|inf(?:inity)?|none)\b)",
+                   re.IGNORECASE)
 MARK = "\0"  # of a token among the words
 ZERO = 1e-14  # what is 0 but for rounding may be so large
 BY_ROUNDING = 100  # times as far as the weights; further apart in the original is no rounding
-TABLES = ".csv", ".tsv"
-DATA = (*TABLES, ".json", ".jsonl", ".yaml", ".yml")  # of which each line with a figure counts
+DATA = (".csv", ".tsv", ".json", ".jsonl", ".yaml", ".yml")  # of which each line with a figure counts
 SETTINGS = {"args", "config", "hparams", "opt", "options", "settings", "param_groups"}
 
 
-class Number(NamedTuple):
-    value: float  # a count, which is never rounded, is an int
-    unit: float  # what one in its last printed digit is worth
-
-
-class Part(NamedTuple):
-    around: str  # its words
-    numbers: list
-
-
 class Item(NamedTuple):
+    """A line, or a value in a file."""
     shown: str
-    parts: list
-
-
-def value(figure):
-    figure = figure.replace(",", "").lower()
-    whole = re.fullmatch(r"[-+]?\d{1,300}", figure)
-    return int(figure) if whole else float(figure.replace("none", "nan"))
-
-
-def last_digit(figure):
-    """What one in its last digit is worth."""
-    mantissa, _, exponent = figure.lower().partition("e")
-    digits = len(mantissa.partition(".")[2])
-    if exponent.lstrip("+-").isdecimal():
-        return 1.01 * 10.0 ** min(int(exponent) - digits, 300)
-    return 1.01 * 10.0 ** -digits if digits else 0.0
-
-
-def part_of(token):
-    return Part(NUMBER.sub(MARK, token), [Number(value(one), last_digit(one)) for one in NUMBER.findall(token)])
+    parts: list  # its tokens, or the value
 
 
 def items_of_text(text):
     """Lines, by their words without figures."""
     found = collections.defaultdict(list)
     for line in text.splitlines():
-        dense = re.sub(r"(?<=[\[(]) +| +(?=[\])])", "", line)  # [ 0.5 -0.5] is [0.5 -0.5]
-        words = " ".join(TOKEN.sub(MARK, dense).split())
+        words = " ".join(TOKEN.sub(MARK, line).split())
+        words = re.sub(r"(?<=[\[(]) | (?=[\])])", "", words)  # [ 0.5 -0.5] is [0.5 -0.5]
         if re.search(rf"\w|{MARK}", words):  # brackets alone say nothing
-            found[words].append(Item(line.strip(), [*map(part_of, TOKEN.findall(dense))]))
+            found[words].append(Item(line.strip(), TOKEN.findall(line)))
     return found
 
 
 def text_of_log(run):
-    records = (record for process in run.processes for record in process.of("figure"))
-    return "\n".join(f"{record.name} {record.value[0]!r}" + " for step "
-                                                            f"{record.value[1]}" * (record.value[1] is not None)
-                     for record in records)
+    return "\n".join(f"{record.name} {record.value[0]} for step {record.value[1]}"
+                     for process in run.processes for record in process.of("figure"))
 
 
 # How far they may part.
 
-class Figures(Measured):
-    """Numbers of the same place, one after the other. A printed figure may also be rounded to another last digit, but
-    by chance: that is rarer, the less rounding moves the figure."""
+def split(part):
+    """Its words, and its numbers: the value of each, and what one in its last digit is worth, 0 for a count."""
+    part, numbers = part.lower().replace("none", "nan"), []
+    for figure in NUMBER.findall(part):
+        mantissa, e, exponent = figure.partition("e")
+        digits = len(mantissa.partition(".")[2])
+        unit = 1.01 * float(f"1e{int(exponent or 0) - digits}") if e or digits else 0.0
+        numbers.append((float(figure), unit))
+    return NUMBER.sub(MARK, part), numbers
 
-    def __init__(self, drift):
-        super().__init__("figure", TIMES * drift)
-        self.least = BY_ROUNDING * drift
-        self.expected, self.flipped = 0.0, []  # last digits that chance changes; the rows that have such
 
-    def varies(self, one, nudged):
-        """Whether it moves by more than rounding when the original runs again."""
-        return one.value != nudged.value and distance([one.value], [nudged.value]) > (
-            one.unit + self.least * norm([one.value]) + ZERO)
+def compare_column(rows, drift):
+    """Of parts in the same place, each in all three runs: the numbers of the rows that part, and of those that vary."""
+    rows = [[split(part) for part in row] for row in rows]
+    varying = {k for k, (one, nudged, _) in enumerate(rows) if varies(one, nudged, drift)}
+    if 2 * len(varying) > len(rows):  # a time, where it is too short to be seen too
+        return set(), {*range(len(rows))}
+    parted, nudges = set(), collections.defaultdict(float)  # how far the nudged run has parted each number so far
+    for k, ((words, one), (_, nudged), (other_words, other)) in enumerate(rows):
+        if k in varying:
+            continue
+        for place, ((a, unit), (b, _), (c, other_unit)) in enumerate(zip(one, nudged, other)):
+            nudges[place] = max(nudges[place], distance([a], [b]))
+            count = not unit and a == b
+            if distance([a], [c]) > (0 if count else allowed(a, min(unit, other_unit), nudges[place], drift)):
+                parted.add(k)
+        if other_words != words:
+            parted.add(k)
+    return parted, varying
 
-    def part(self, one, nudged, other, row):
-        """Whether the converted script's is another number."""
-        if isinstance(one.value, int) and one.value == nudged.value:
-            return other.value != one.value
-        unit, apart = min(one.unit, other.unit), distance([one.value], [other.value])
-        self.parted = max(self.parted, distance([one.value], [nudged.value]) - unit)
-        allowed = max(TIMES * self.parted, self.floor * norm([one.value])) + ZERO
-        if unit:
-            self.expected += min(1, allowed / unit)
-        if allowed < apart <= allowed + unit:
-            self.flipped.append(row)
-            return False
-        return not apart <= allowed
 
-    def flipped_by_fault(self, rows):
-        """Rows whose last digits differ, if they are more than chance explains."""
-        return self.flipped if len(self.flipped) > 3 * self.expected + 0.01 * rows else []
+def varies(one, nudged, drift):
+    """Whether it moves by more than rounding when the original runs again."""
+    return one[0] != nudged[0] or any(distance([a], [b]) > unit + BY_ROUNDING * drift * norm([a]) + ZERO
+                                      for (a, unit), (b, _) in zip(one[1], nudged[1]))
+
+
+def allowed(figure, unit, nudged, drift):
+    """How far another may be from a figure, where the nudged run has parted such figures so far. It may also be rounded
+    to the next last digit, if rounding is not far below that."""
+    by_rounding = max(TIMES * (nudged - unit), TIMES * drift * norm([figure]))
+    return by_rounding + ZERO + unit * (BY_ROUNDING * max(nudged, by_rounding) > unit)
 
 
 class Comparison:
@@ -119,7 +99,6 @@ class Comparison:
 
     def __init__(self, what, names, drift, place="", noun="line"):
         self.what, self.names, self.drift, self.place, self.noun = what, names, drift, place, noun
-        self.judges = collections.defaultdict(lambda: Figures(drift))  # of each place of an item's numbers
         self.same, self.total, self.files = 0, 0, []  # files: the names of those that are the same
         self.parted = []  # pairs: how the original shows an item, and how the converted script does
         self.missing, self.varying, self.remarks, self.faults = [], [], [], []
@@ -150,36 +129,20 @@ class Comparison:
                 self.fault(f"{self.what} {len(others)} times instead of {len(items)}: {items[0].shown}",
                            "Printed by all ranks" if len(others) > len(items) else "Printed figures")
             else:
-                self.compare_rows(name, items, again, others, skipped)
+                self.compare_rows(items, again, others, skipped)
         return self
 
-    def compare_rows(self, name, items, again, others, skipped):
+    def compare_rows(self, items, again, others, skipped):
         """Of items of the same name: those that part, and those with something that varies."""
         parted, varying = set(), set()
-        for place, first in enumerate(items[0].parts):
+        for place in range(len(items[0].parts)):
             rows = [(one.parts[place], nudged.parts[place], other.parts[skipped + place])
                     for one, nudged, other in zip(items, again, others)]
-            moved = [self.varies((name, place), *row[:2]) for row in rows]
-            if 2 * sum(moved) > len(rows):  # a time, where it is too short to be seen too
-                moved = [True] * len(rows)
-            varying.update(k for k, varies in enumerate(moved) if varies)
-            parted.update(k for k, varies in enumerate(moved)
-                          if not varies and self.differs((name, place), k, *rows[k]))
-            for index in range(len(first.numbers)):
-                parted.update(self.judges[name, place, index].flipped_by_fault(len(rows)))
+            found = compare_column(rows, self.drift)
+            parted, varying = parted | found[0], varying | found[1]
         self.parted += [(items[k].shown, others[k].shown) for k in sorted(parted)]
         self.varying += [self.place + items[k].shown for k in sorted(varying - parted)]
         self.same += len(items) - len(parted)
-
-    def varies(self, place, part, nudged):
-        return part.around != nudged.around or any(
-            self.judges[(*place, index)].varies(a, b) for index, (a, b) in enumerate(zip(part.numbers, nudged.numbers)))
-
-    def differs(self, place, row, part, nudged, other):
-        if part.around != other.around:
-            return True
-        three = enumerate(zip(part.numbers, nudged.numbers, other.numbers))
-        return max([self.judges[(*place, index)].part(*numbers, row) for index, numbers in three], default=False)
 
     def say_parted(self):
         if self.parted:
@@ -199,13 +162,13 @@ def counterpart(words, original, converted):
     return words, 0
 
 
-def compare_text(texts, found, every_figure=False, every_line=False):
-    """Of all three; every_figure, every_line: the converted script must have each line with figures, or each."""
+def compare_text(texts, found, every_figure=False):
+    """Of all three; every_figure: the converted script must have each line with figures."""
     original, nudged, converted = map(items_of_text, texts)
     found.compare(original, nudged, converted).say_parted()
-    needed = [line for line in found.missing if every_line or TOKEN.search(line)]
+    needed = [line for line in found.missing if TOKEN.search(line)]
     others = [name for name in original if MARK in name and name in converted]
-    if needed and (every_figure or every_line or (not (others or found.faults) and (
+    if needed and (every_figure or (not (others or found.faults) and (
             len(needed) > 1 or not any(MARK in name for name in converted)))):
         found.fault(f"not {found.what} by {found.names[1]} in these words: {few(needed)}", "Printed figures")
         found.missing = []
@@ -215,84 +178,74 @@ def compare_text(texts, found, every_figure=False, every_line=False):
 
 # Files.
 
-def compare_values(values, found):
-    """Of the tensors, numbers and strings in a file, in all three runs."""
-    one, nudged, other = values
-    other, renamed = under_the_same_names(one, other)
-    if renamed == "module.":
+def compare_values(three, found):
+    """Of the tensors, numbers and strings in a file, by their names."""
+    one, nudged, other = three
+    plainly = {re.sub(r"(^|\.)module\.", r"\1", name) for name in other}
+    if any(name in plainly and name not in other for name in one):
         found.fault("the saved names begin with `module.`: save model.module.state_dict()", "Saving")
-        return found
-    parted, varying = compare_tensors(one, nudged, other, found.drift)
+        return
+    other, renamed = under_the_same_names(one, other)
+    lacking = [name for name in one if name in nudged and name not in other]
+    both = [name for name in one if name in nudged and name in other]
+    tensors, plain = ([name for name in both if {isinstance(each[name], Tensor) for each in (one, nudged, other)} == {kind}]
+                      for kind in (True, False))
+    settings = {name for name in both if is_setting(name)}
+    found.compare(*(values_as_items(each, [name for name in plain if name not in settings])
+                    for each in (one, nudged, other))).say_parted()
+    parted, varying = compare_tensors(one, nudged, other, [name for name in tensors if name not in settings], found.drift)
     found.varying += [f"{found.place}{name}" for name in varying]
     reordered = [name for name in parted if in_another_order(one[name], other[name])]
-    tensors = [name for name in parted if name not in reordered]
-    shapes = [f"{name} has the shape {other[name].shape} instead of {one[name].shape}" for name in tensors
-              if other[name].shape != one[name].shape]
-    lacking = [name for name in one if name not in other and name in nudged]
     if lost := [name for name in lacking if isinstance(one[name], Tensor)]:
         found.fault(f"without {few(lost)}", "Saving")
-    elif tensors:
-        found.fault(few(shapes) or f"a different {few(tensors)} is saved", "Saving", measured=not shapes)
-    text = Comparison("saved", found.names, found.drift, found.place)
-    found.add(compare_text([plain(each, values) for each in (one, nudged, other)], text, every_line=True))
-    settings = [name for name in one if is_setting(name) and is_other(one[name], nudged.get(name), other.get(name))]
-    for names, what in ((lacking * (not found.faults), f"not saved by {found.names[1]}"),
-                        ([name for name in other if name not in one], f"saved by {found.names[1]} alone"),
-                        (settings, "another setting"),
-                        (reordered, "the same rows or columns in another order"),
-                        ([renamed] * bool(renamed), "saved under other names")):
+    if differing := [name for name in parted if name not in reordered]:
+        shapes = [f"{name} has the shape {other[name].shape} instead of {one[name].shape}" for name in differing
+                  if other[name].shape != one[name].shape]
+        found.fault(few(shapes) or f"a different {few(differing)} is saved", "Saving", measured=not shapes)
+    for what, names in {
+            f"not saved by {found.names[1]}": [name for name in lacking if name not in lost],
+            f"saved by {found.names[1]} alone": [name for name in other if name not in one],
+            "of another type": [name for name in both if name not in tensors + plain],
+            "another setting": [name for name in plain if name in settings and one[name] == nudged[name] != other[name]],
+            "the same rows or columns in another order": reordered,
+            "saved under other names": renamed}.items():
         found.remarks += [f"{found.place}{what}: {few(names)}"] * bool(names)
+
+
+def values_as_items(values, names):
+    """Numbers and strings, those of a list together."""
+    found = collections.defaultdict(list)
+    for name in names:
+        value = " ".join(str(values[name]).split())
+        found[re.sub(r"\d+", MARK, name)].append(Item(f"{name}: {value}", [value]))
     return found
 
 
-def compare_tensors(one, nudged, other, drift):
-    """Names of those that part, and of those that vary."""
-    names = [name for name in one if all(isinstance(each.get(name), Tensor) for each in (one, nudged, other))
-             and not is_setting(name)]
-    groups = in_groups({name: one[name] for name in names}, one, drift)
-
-    def measured(name, others):
-        return zip(groups[name], one[name].sketches, others[name].sketches)
-    varying = [name for name in names if nudged[name].shape != one[name].shape or any(
-        distance(a, b) > max(LARGE, BY_ROUNDING * drift) * by.largest + ZERO for by, a, b in measured(name, nudged))]
-    parted, kept = [], [name for name in names if name not in varying]
-    for name in kept:
-        for by, a, b in measured(name, nudged):
-            by.learn(a, b)
-    for name in kept:
-        a, b, c = one[name], nudged[name], other[name]
-        differs = any(distance(*two) > by.allowed + ZERO for by, *two in measured(name, other))
-        if a.whole and a.sketches == b.sketches:
-            differs = a.sketches != c.sketches
-        if differs or a.shape != c.shape:
-            parted.append(name)
-    return parted, varying
+def compare_tensors(one, nudged, other, names, drift):
+    """Those that part, and those that vary. Each is measured by the largest of all whose names end alike, for one that
+    is 0 in theory has no size of its own."""
+    groups, parted, varying = collections.defaultdict(list), set(), set()
+    for name in names:
+        groups[bool(of_optimizers([name], one)), name.rpartition(".")[2]].append(name)
+    for (of_optimizer, _), group in groups.items():
+        floor = max(FLOORS["state" if of_optimizer else "tensor"], TIMES * drift)
+        for k in range(len(one[group[0]].sketches)):
+            largest = max(norm(one[name].sketches[k]) for name in group)
+            nudges = {name: distance(one[name].sketches[k], nudged[name].sketches[k]) for name in group}
+            moved = {name for name in group if nudges[name] > max(LARGE, BY_ROUNDING * drift) * largest + ZERO}
+            rounding = max((nudges[name] for name in group if name not in moved), default=0)
+            parted |= {name for name in group if distance(one[name].sketches[k], other[name].sketches[k]) > (
+                max(TIMES * rounding, floor * largest) + ZERO)}
+            varying |= moved
+    varying |= {name for name in names if nudged[name].shape != one[name].shape}
+    parted |= {name for name in names if other[name].shape != one[name].shape}
+    return [name for name in names if name in parted - varying], [name for name in names if name in varying]
 
 
-def in_groups(tensors, values, drift):
-    """Of each tensor what it is measured by: the largest of all whose names end alike, for one that is 0 in theory has
-    no size of its own."""
-    groups = {}
-    for name, one in tensors.items():
-        kind = "state" if of_optimizer(name, values) else "tensor"
-        new = [Measured(kind, TIMES * drift) for _ in one.sketches]
-        groups[name] = groups.setdefault((kind, name.rpartition(".")[2]), new)
-        for by, a in zip(groups[name], one.sketches):
-            by.largest = max(by.largest, norm(a))
-    return groups
-
-
-def plain(values, all_three):
-    """Numbers and strings that all three have, as lines."""
-    return "\n".join(f"{name}: {' '.join(str(one).split())}" for name, one in values.items()
-                     if all(name in each for each in all_three) and not isinstance(one, Tensor)
-                     and not is_setting(name))
-
-
-def of_optimizer(name, values):
-    """Whether it is of an optimizer's state, beside which its groups are saved."""
-    found = re.match(r"(|.*?\.)state\.", name)
-    return bool(found) and any(key.startswith(f"{found[1]}param_groups.") for key in values)
+def of_optimizers(names, values):
+    """Those of them that are of an optimizer's state, beside which its groups are saved."""
+    states = {name.partition("param_groups.")[0] + "state." for name in values if "param_groups." in name}
+    return [name for name in names if name.startswith(tuple(states))]
 
 
 def is_setting(name):
@@ -300,27 +253,20 @@ def is_setting(name):
     return bool(SETTINGS & {*name.split(".")}) or name.endswith("num_batches_tracked")
 
 
-def is_other(one, nudged, other):
-    return not isinstance(one, Tensor) and one == nudged and other is not None and other != one
-
-
 def under_the_same_names(one, other):
-    """The converted script's values under the original's names, and what was renamed: FSDP's optimizer has the
-    parameters' names, torch.optim's their numbers; and names may begin with module., at any place."""
-    plain = {re.sub(r"(^|\.)module\.", r"\1", key) for key in other} - other.keys()
-    if any(key in plain and key not in other for key in one):
-        return other, "module."
-    lacking, more = ([key for key, part in values.items() if isinstance(part, Tensor) and key not in others
-                      and of_optimizer(key, values)] for values, others in ((one, other), (other, one)))
-    if lacking and [one[key].shape for key in lacking] == [other[key].shape for key in more]:
-        names = dict(zip(more, lacking))
-        return {names.get(key, key): part for key, part in other.items()}, few(more)
-    return other, ""
+    """The converted script's values under the original's names, and those renamed: FSDP's optimizer has the parameters'
+    names, torch.optim's their numbers."""
+    lacking, more = ([name for name in of_optimizers(values, values) if name not in others and isinstance(values[name], Tensor)]
+                     for values, others in ((one, other), (other, one)))
+    if [one[name].shape for name in lacking] != [other[name].shape for name in more]:
+        return other, []
+    names = dict(zip(more, lacking))
+    return {names.get(name, name): value for name, value in other.items()}, more
 
 
 def in_another_order(one, other):
     """Whether two tensors that are far apart have the same rows, or the same columns: keys in a queue."""
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape and len(one.shape) > 1):
+    if one.shape != other.shape or len(one.shape) < 2:
         return False
     return distance(one.sketches[0], other.sketches[0]) > LARGE * norm(one.sketches[0]) and any(
         a and distance(a, b) <= FLOORS["fed"] * norm(a) for a, b in zip(one.in_any_order, other.in_any_order))
@@ -338,51 +284,45 @@ def pair(found, others):
     return both
 
 
-def writers(run):
-    """The ranks that have begun each file anew."""
-    found = collections.defaultdict(set)
-    for process in run.processes:
-        for record in process.of("wrote"):
-            found[record.name].add(process.rank)
-    return found
-
-
 def compare_files(original, nudged, converted, found):
     ours, again = pair(original.files, converted.files), pair(original.files, nudged.files)
-    by, by_original, same, unread = writers(converted), writers(original), [], []
+    writers, unread = collections.defaultdict(set), []
+    for process in converted.processes:
+        for record in process.of("wrote"):
+            writers[record.name].add(process.rank)
     for name, file in original.files.items():
         our = ours.get(name)
         if not our:
             found.fault(f"not written by {found.names[1]}: {name}", "Saving")
         elif name not in again:
             found.varying.append(name)
-        elif len(by[our]) > 1 >= len(by_original[name]):
-            found.fault(f"{our} is written by ranks {' and '.join(map(str, sorted(by[our])))}", "Saving")
+        elif len(writers[our]) > 1:
+            found.fault(f"{our} is written by ranks {' and '.join(map(str, sorted(writers[our])))}", "Saving")
         elif file.kind == "unread":
             unread.append(f"{our} ({file.why})")
         elif converted.files[our].kind != file.kind:
             found.fault(f"{our} cannot be read as in {found.names[0]}: it is "
-                        f"{converted.files[our].why or 'of another kind'}",
-                        "Saving")
+                        f"{converted.files[our].why or 'of another kind'}", "Saving")
         else:
             inside = compare_file(our, (file, nudged.files[again[name]], converted.files[our]), found)
             if name != our:
                 inside.add(compare_text([name, again[name], our], Comparison("named", found.names, found.drift)))
-            same += [our] * (not inside.faults)
+            found.files += [our] * (not inside.faults)
             found.add(inside)
     more = [name for name in converted.files if name not in ours.values()]
     found.remarks += [f"written by {found.names[1]} alone: {few(more)}"] * bool(more)
     found.remarks += [f"not read: {few(unread)}"] * bool(unread)
-    found.same, found.total, found.files = len(same), len(original.files), same
+    found.same, found.total = len(found.files), len(original.files)
     return found
 
 
 def compare_file(name, three, found):
     inside = Comparison("written", found.names, found.drift, f"{name}: ")
     if three[0].kind == "values":
-        return compare_values([file.values for file in three], inside)
-    separate = ", " if Path(name).suffix in TABLES else ","  # 2,100 are two figures in a table
-    return compare_text([file.text.replace(",", separate) for file in three], inside, Path(name).suffix in DATA)
+        compare_values([file.values for file in three], inside)
+    else:
+        compare_text([file.text for file in three], inside, name.endswith(DATA))
+    return inside
 
 
 def compare(original, nudged, converted, drift):

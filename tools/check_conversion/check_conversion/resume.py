@@ -1,17 +1,15 @@
 """Is a run that was killed and started again the run that nobody stopped? The command is run whole; in another copy of
 the folder until it is killed, at the step after a checkpoint; and once more in that copy. Nothing is switched off or
 seeded, so all three have the same bits, and the first difference is the cause."""
+import itertools
 import re
 import sys
-from pathlib import Path
 
 from check_conversion import outputs
 from check_conversion.causes import of_the_optimizer, other_options
-class Cause(__import__("collections").namedtuple("Cause","heading holds sentence always stops",defaults=[0,0])):0
-other_optimizer=lambda e:0
 from check_conversion.files import Tensor
 from check_conversion.judge import check_measure
-from check_conversion.outputs import TABLES, TOKEN, Comparison, Item, Part, items_of_text
+from check_conversion.outputs import TOKEN, Comparison, Item, items_of_text
 from check_conversion.records import FLOORS
 from check_conversion.running import own_error, prepare, run
 from check_conversion.samples import Losses, Relation
@@ -25,7 +23,7 @@ DRIFT = FLOORS["figure"] / 5  # how far figures may part: they are the same
 CLOCK = re.compile(r"\d:\d|\d{4}-\d\d|\d(ms|s)$")
 BEFORE = re.compile(r"(?i)(?<![a-z])(time|elapsed|duration|seconds|speed|took)(?![a-z])\w*\W{0,3}$")
 AFTER = re.compile(r"(?i) ?(m?s|secs?|seconds?|min|minutes?|hours?|\w*/s)\b")
-TIME = Part("a time", [])  # in the place of a figure that is not compared
+TIME = "a time"  # in the place of a figure that is not compared
 
 
 # The three runs.
@@ -33,22 +31,18 @@ TIME = Part("a time", [])  # in the place of a figure that is not compared
 def check(args, workspace):
     def once(what, **options):
         print(f"{what}: {args.resume}", file=sys.stderr, flush=True)
-        return run(args.resume, workspace, args.patience, prepare(workspace, intervene=False, **options))
+        return run(args.resume, workspace, args, prepare(workspace, intervene=False, **options))
     return compare(once)
 
 
 def compare(once):
     """The verdict; once runs the command, with options of records.Settings."""
     whole = once("run 1 of 3")
-    check_whole(whole)
+    check_measure(whole)
     killer, step = where_to_kill(whole)
     killed = once(f"run 2 of 3, killed at step {step}", killer=killer, killed_at=step)
     check_killed(whole, killed, step)
     return judge(whole, killed, once("run 3 of 3, started again", again=killed.settings), step)
-
-
-def check_whole(whole):
-    check_measure(whole)
 
 
 def where_to_kill(whole):
@@ -78,47 +72,38 @@ def check_killed(whole, killed, step):
 
 # Step by step.
 
+def faults(e):
+    """Whatever differs, in the order of a step, as causes.py has it for a conversion: the first is the cause."""
+    before, scales, buffers = e.both("before"), e.both("scale"), e.both_named("buffer")
+    drew = other_numbers(e)
+    if {share.last("optimizer") for share in e.shares} != {e.optimizer}:
+        return ["this step is taken by another optimizer"]
+    other_values = "the model is fed values that the unbroken run never feeds it"
+    return [
+        e.weights.differs(*before) and joined(f"other weights, most in {apart_in(e.names, *before)}", drew),
+        (options := other_options(e)) and f"{options}: were the states of the optimizer and its schedule loaded?",
+        scales[0] != scales[1] and f"GradScaler's scale is {scales[1]} instead of {scales[0]}: was its state loaded?",
+        *([
+            e.relation not in (Relation.SAME, Relation.UNKNOWN) and joined(
+                other_values if e.relation == Relation.VALUES else "other samples", drew),
+            e.losses == Losses.OTHER and drew and f"{drew}, for dropout or noise",
+            (names := e.pair.other_buffers(buffers[0], *buffers)) and (
+                f"{names} differs, which no optimizer holds: was it loaded?"),
+            e.losses == Losses.OTHER and f"another loss; {e.what_differs}",
+            of_the_optimizer(e) and "the gradients agree, the optimizer's step does not: was its state loaded?",
+            e.what_differs] if e.parted else [])]
+
+
 def other_numbers(e):
     """Drawn for this step."""
-    one, ours = (step.named("drew") for step in (e.one, e.shares[0]))
+    one, ours = e.both_named("drew")
     names = [name for name, (state, moved) in one.items()
              if name in ours and ours[name][0] != state and (moved or ours[name][1])]
     return f"other random numbers, by {' and '.join(names)}" if names else ""
 
 
-def with_numbers(said, e):
-    return "; ".join(filter(None, [said, other_numbers(e)]))
-
-
-def other_weights(e):
-    one, ours = e.both("before")
-    return e.weights.differs(one, ours) and with_numbers(f"other weights, most in {apart_in(e.names, one, ours)}", e)
-
-
-def other_samples(e):
-    values = "the model is fed values that the unbroken run never feeds it"
-    return e.relation not in (Relation.SAME, Relation.UNKNOWN) and with_numbers(
-        values if e.relation == Relation.VALUES else "other samples", e)
-
-
-def other_buffers(e):
-    one, ours = (step.named("buffer") for step in (e.one, e.shares[0]))
-    return e.pair.buffers.apart(one, one, ours)
-
-
-CAUSES = [  # as causes.py has them for a conversion
-    Cause(None, other_optimizer, "this step is taken by another optimizer", always=True),
-    Cause(None, other_weights, "{found}", always=True),
-    Cause(None, other_options, "{found}: were the states of the optimizer and its schedule loaded?", always=True),
-    Cause(None, lambda e: len({*e.both("scale")}) > 1 and e.both("scale"),
-          "GradScaler's scale is {found[1]} instead of {found[0]}: was its state loaded?", always=True),
-    Cause(None, other_samples, "{found}"),
-    Cause(None, lambda e: e.losses == Losses.OTHER and other_numbers(e), "{found}, for dropout or noise"),
-    Cause(None, other_buffers, "{found} differs, which no optimizer holds: was it loaded?"),
-    Cause(None, lambda e: e.losses == Losses.OTHER, "another loss; {e.what_differs}"),
-    Cause(None, of_the_optimizer, "the gradients agree, the optimizer's step does not: was its state loaded?"),
-    Cause(None, lambda e: True, "{e.what_differs}"),
-]
+def joined(*said):
+    return "; ".join(filter(None, said))
 
 
 def by_rank(whole, other):
@@ -130,12 +115,9 @@ def first_difference(whole, other, step=0):
     """Between both runs from this step on: which step, and the cause; or None. All ranks are asked for each cause."""
     pairs = [Pair(NAMES, process.since(step), None, [ours]) for process, ours in by_rank(whole, other)]
     for k in range(1, min((len(one.steps) for pair in pairs for one in (pair, pair.ranks[0])), default=0) + 1):
-        ranks = [pair.evidence(k) for pair in pairs]
-        for cause in CAUSES:
-            found = {rank: cause.sentence.format(e=e, found=holds) for rank, e in enumerate(ranks)
-                     if (cause.always or e.parted) and (holds := cause.holds(e))}
-            if found:
-                where = f" (on rank {few(map(str, found))})" * (len(found) < len(ranks))
+        for of_ranks in itertools.zip_longest(*(faults(pair.evidence(k)) for pair in pairs)):
+            if found := {rank: fault for rank, fault in enumerate(of_ranks) if fault}:
+                where = f" (on rank {few(map(str, found))})" * (len(found) < len(pairs))
                 return step + k, next(iter(found.values())) + where
     return None
 
@@ -243,12 +225,11 @@ def compare_file(name, file, killed, restarted):
     elif file.kind == "unread":
         found.remarks.append(f"{name} is not compared: {file.why}")
     elif file.kind == "values":
-        again = {key: "a time" if not isinstance(value, Tensor) and times_in(f"{key}: {value}") else value
+        again = {key: TIME if not isinstance(value, Tensor) and times_in(f"{key}: {value}") else value
                  for key, value in file.values.items()}
         outputs.compare_values([file.values, again, restarted.values], found)
     else:
-        separate = ", " if Path(name).suffix in TABLES else ","
-        texts = [one.text.replace(",", separate) if one else "" for one in (file, killed, restarted)]
+        texts = [one.text if one else "" for one in (file, killed, restarted)]
         compare_lines(texts, found, from_the_start=True)
         if not killed:  # which would show what has other words in each run
             found.varying += found.missing

@@ -130,7 +130,7 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
                 {"a.npy": torch.tensor([1., 2 + 1e-7]), "b.npy": torch.tensor([1., 3.]), "c.npy": torch.ones(1)})], 1, (
             r"b.npy: a different value .*c.npy: value has the shape \[1\] instead of \[2\].* same: log.csv, model.pt, a.npy")),
         ([files({"a.csv": CSV, "b.csv": CSV, "1.5.md": "a"}, {"a.csv": CSV.replace("0.50", "0.51"), "1.4.md": "a"})], 1, (
-            "a.csv: written differently: train.py: 1, 0.5.*not written by .*: b.csv.* named differently")),
+            "a.csv: written differently: train.py: 1,0.5.*not written by .*: b.csv.* named differently")),
         ([noted("wrote", None, None, ["log.csv"], ["log.csv"])], 1, "log.csv is written by ranks 0 and 1"),
         ([files({"a.pt": torch.tensor([1e6, NAN, 0.02]), "b.pt": torch.tensor([10**8, 1])},
                 {"a.pt": torch.tensor([1e6, NAN, 0.20]), "b.pt": torch.tensor([10**8, 2])})], 1, (
@@ -140,7 +140,7 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         ([files({"a.pt": {"lr": 1, "device": "cpu"}}, {"a.pt": {"lr": 1}})], 0, "a.pt: not saved by train_ddp.py: device"),
         ([files({"a.pt": {"model": {"bias": torch.ones(1)}}, "b.pt": {"best": "resnet"}, "c.pt": {"converged": True}},
                 {"a.pt": {"model": {"module.bias": torch.ones(1)}}, "b.pt": {"best": "vgg"}, "c.pt": {"converged": False}})], 1, (
-                    "a.pt: the saved names begin with `module.`.*b.pt: not saved .*: best: resnet.*c.pt: .*converged: True")),
+                    "a.pt: the saved names begin with `module.`.*b.pt: written .*: best: vgg.*c.pt: .*converged: True")),
         ([lambda three: three[2].files.pop("model.pt")], 1, "not written by train_ddp.py: model.pt")],
     "how the run ends": [
         ([end(waits=["rank 0 waits at train_ddp.py:17"])], 1, NOT + "it hangs: rank 0 waits at train_ddp.py:17"),
