@@ -210,10 +210,10 @@ def shuffles_of_ranks(e):
     for rank, other in enumerate(others, 1):
         if one and other and one.value.shuffles and other.value.shuffles and (
                 replace(one.value, again=False) != replace(other.value, again=False)):
-            asked = [f"DistributedSampler's seed and epoch are {shuffle.value.asked}" if shuffle.value.asked else
-                     f"{shuffle.value.sampler} draws its own random numbers" for shuffle in (one, other)]
-            yield "Random numbers", (f"ranks 0 and {rank} shuffle differently: {asked[0]}, and {asked[1]}; give all "
-                                     "ranks a DistributedSampler with the same seed and epoch")
+            how = (f"DistributedSampler's seed and epoch are {one.value.asked} and {other.value.asked}"
+                   if one.value.asked and other.value.asked else "each with its own random numbers")
+            yield "Random numbers", (f"ranks 0 and {rank} shuffle differently, {how}: give all ranks a "
+                                     "DistributedSampler with the same seed and epoch")
 
 
 def ranks_apart(e, kind):

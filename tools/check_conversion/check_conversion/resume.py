@@ -31,7 +31,7 @@ TIME = "a time"  # in the place of a figure that is not compared
 def check(args, workspace):
     def once(what, **options):
         print(f"{what}: {args.resume}", file=sys.stderr, flush=True)
-        return run(args.resume, workspace, args, prepare(workspace, intervene=False, **options))
+        return run(args.resume, workspace, args.patience, prepare(workspace, intervene=False, **options))
     return compare(once)
 
 
