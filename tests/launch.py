@@ -24,6 +24,12 @@ ROOT = Path(__file__).resolve().parent.parent
 ARROWS = [*dict.fromkeys(arrow for chapter in ("docs/diffs.md", "docs/recipes.md")  # from base to script
                          for arrow in re.findall(r"<!-- diff (\S+) (\S+) ", (ROOT / chapter).read_text()))]
 SCRIPTS = ["single_gpu.py", *(new for _, new in ARROWS if not new.startswith("recipes/"))]
+EXAMPLES = {"waves": ("--epochs", "2", "--batch-size", "48"),
+            "steps": ("--max-steps", "30", "--batch-size", "9", "--accumulation", "4"),  # for each of three ranks 6 and 2
+            "language_model": ("--epochs", "5"),  # after the third its learning rate falls
+            "autoencoder": ("--epochs", "2"),
+            "stream": ("--samples", "961"),
+            "contrastive": ("--epochs", "2")}
 BY_TORCHRUN = ["multigpu_torchrun.py", "multinode.py"]
 RECIPES = sorted(f"recipes/{file.name}" for file in ROOT.glob("recipes/*.py"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -41,6 +47,11 @@ IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where t
 TWO_GPUS = """import torch
 torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
 torch.accelerator.device_count = lambda: 2
+"""
+# Dynamo's graphs stay as they are: a compiler takes a second or two for each kernel.
+EAGERLY = """
+import functools, torch
+torch.nn.Module.compile = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
 """
 EXACT_ON_GPUS = """import torch
 torch.backends.cudnn.allow_tf32 = False

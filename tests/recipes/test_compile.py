@@ -5,18 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import LITTLE_DATA, ROOT, SMALL, after, check_close, figures, formats, needs, train
+from launch import EAGERLY, LITTLE_DATA, ROOT, SMALL, after, check_close, figures, formats, needs, train
 
 pytestmark = pytest.mark.skipif(torch.__version__ < (2, 14), reason="torch before 2.14 compiles no nn.Sequential")
 COUNTS_GRAPHS = "import utils, torch._dynamo" + after("utils.report", "torch._dynamo.utils.counters['stats']['unique_graphs']")
-# A compiler takes a second or two for each kernel: it is given few, or Dynamo's graphs stay as they are.
+# A compiler takes a second or two for each kernel: it is given few.
 ONE_LAYER = """
 import torch, utils
 utils.build_model = lambda name: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10), torch.nn.ReLU())
-"""
-EAGERLY = """
-import functools, torch
-torch.nn.Module.compile = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
 """
 
 
