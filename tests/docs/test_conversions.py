@@ -4,23 +4,12 @@ from pathlib import Path
 from textwrap import indent
 
 import pytest
-import torch
 from chapters import CHAPTERS, block, in_ranks
-from launch import ROOT, after, load, train
-from runs import check
+from launch import EXAMPLES, ROOT, after, train
+from runs import check, check_resuming
 
-PAIRS = {"waves": ("--epochs", "2", "--batch-size", "48"),
-         "steps": ("--max-steps", "30", "--batch-size", "9", "--accumulation", "4"),  # for each of three ranks 6 and 2
-         "language_model": ("--epochs", "5"),  # after the third its learning rate falls
-         "autoencoder": ("--epochs", "2"),
-         "stream": ("--samples", "961"),
-         "contrastive": ("--epochs", "2")}
-KEEPS_THE_FIRST_SAVE = after("os.replace", "os.path.exists('first.pt') or os.link(given[1], 'first.pt')")
-# Each rank works in a folder of its own, as on a machine of its own.
-APART = KEEPS_THE_FIRST_SAVE + after("torch.nn.Module.eval", "[buffer.sum().item() for buffer in given[0].buffers()]") + after(
+LOGGED = after("torch.nn.Module.eval", "[buffer.sum().item() for buffer in given[0].buffers()]") + after(
     "torch.nn.Module.train", "'seed', torch.initial_seed()") + """import sys
-os.makedirs(os.environ["RANK"], exist_ok=True)
-os.chdir(os.environ["RANK"])
 sys.modules.pop("torch.distributed.nn")  # with which ranks of tests begin
 """
 END = """
@@ -30,10 +19,10 @@ assert not {"model", "checkpoint"} & globals().keys() and not dist.is_initialize
 """
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("pair", EXAMPLES)
 def test_the_pairs_train_print_and_save_the_same_with_three_processes(pair):
     original, converted = ((ROOT / f"examples/{name}.py").read_text() for name in (pair, f"{pair}_ddp"))
-    status, said = check(original, converted, 3, PAIRS[pair], name=f"{pair}_ddp.py", batchnorm="sync")
+    status, said = check(original, converted, 3, EXAMPLES[pair], name=f"{pair}_ddp.py", batchnorm="sync")
     assert status == 0 and re.search(r"lines the same .*written: (\d) of \1 files? the same", said)
     assert "not compared: BatchNorm" not in said  # all ranks' is compared, as on GPUs
     assert all(float(figure) < 1e-9 for figure in re.findall(r"(?:within|by) (\de-\d+)", said)), said
@@ -46,21 +35,13 @@ def test_waves_ddp_and_steps_ddp_have_the_lines_to_copy():
         assert len(parts) >= 3 and all(part in (ROOT / f"examples/{script}.py").read_text() for part in parts)
 
 
-@pytest.mark.parametrize("pair, done, left", [("waves", "1/2 epochs", 1), ("steps", "10/30 steps", 6)])
-def test_they_resume_where_rank_0_alone_has_the_checkpoint(pair, done, left):
-    """Within an epoch too, with what dropout would have drawn."""
+@pytest.mark.parametrize("pair", ["waves", "steps"])
+def test_they_evaluate_with_the_same_statistics_draw_dropout_of_their_own_and_let_go_of_what_they_no_longer_need(pair):
     Path("script.py").write_text((ROOT / f"examples/{pair}_ddp.py").read_text() + END)
-    ran = Path("script.py").resolve(), *PAIRS[pair]
-    printed = train(*ran, device=False, before=APART, CUDA_VISIBLE_DEVICES="").stdout.splitlines()
-    whole = load("0/run.pt")
-    Path("0/first.pt").replace("0/run.pt")
-    Path("1/run.pt").write_text("of another run")
-    resumed = train(*ran, device=False, before=APART, CUDA_VISIBLE_DEVICES="").stdout.splitlines()
-    assert resumed[-left - 1:] == [f"run.pt: {done} done", *printed[-left:]]
-    torch.testing.assert_close(load("0/run.pt"), whole, rtol=0, atol=0)
-    one, other = (Path(f"{rank}/log.{rank}").read_text() for rank in (0, 1))
-    assert re.findall(r"\[.*", one) == re.findall(r"\[.*", other) != []  # evaluated with the same statistics of BatchNorm
-    assert not {*re.findall("seed .*", one)} & {*re.findall("seed .*", other)}  # of dropout
+    train(Path("script.py").resolve(), *EXAMPLES[pair], device=False, before=LOGGED, CUDA_VISIBLE_DEVICES="")
+    one, other = (Path(f"log.{rank}").read_text() for rank in (0, 1))
+    assert re.findall(r"\[.*", one) == re.findall(r"\[.*", other) != []
+    assert not {*re.findall("seed .*", one)} & {*re.findall("seed .*", other)}
 
 
 def test_each_process_can_read_a_large_checkpoint_itself_by_the_line_that_readme_has_for_it():
@@ -68,13 +49,7 @@ def test_each_process_can_read_a_large_checkpoint_itself_by_the_line_that_readme
     text = (ROOT / "examples/waves_ddp.py").read_text()
     text, count = re.subn(r"checkpoint = \[torch\.load\(.*\n.*\n.*broadcast_object_list.*", line, text)
     assert count == 1
-    Path("script.py").write_text(text)
-    ran = Path("script.py").resolve(), *PAIRS["waves"]
-    train(*ran, device=False, before=KEEPS_THE_FIRST_SAVE)
-    whole = load("run.pt")
-    Path("first.pt").replace("run.pt")
-    assert "run.pt: 1/2 epochs done\n" in train(*ran, device=False).stdout
-    torch.testing.assert_close(load("run.pt"), whole, rtol=0, atol=0)
+    assert check_resuming(text, *EXAMPLES["waves"])[0] == 0
 
 
 @pytest.mark.parametrize("given, says", [

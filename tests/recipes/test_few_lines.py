@@ -1,4 +1,4 @@
-"""Recipes of a few lines do what they are for; those of fewer digits learn as fast as their base, also when they are resumed."""
+"""Recipes of a few lines do what they are for; those of fewer digits learn as fast as their base."""
 import functools
 import json
 from pathlib import Path
@@ -8,9 +8,8 @@ from launch import IN_FLOAT64, LITTLE_DATA, after, check_close, check_equal, fig
 
 
 @functools.cache  # their base, which both recipes are compared with, trains once
-def two_legs(script, *options, before=""):
-    """Two epochs, of which the second is a resumed run's."""
-    return figures("".join(train(script, epochs, *options, before=before).stdout for epochs in (1, 2)))
+def two_epochs(script, *options, before=""):
+    return figures(train(script, 2, *options, before=before).stdout)
 
 
 def of_both_ranks():
@@ -48,9 +47,9 @@ SENT = "import torch; torch.version.cuda = None\n" + after(  # as where torch is
 
 @pytest.mark.parametrize("recipe, logs", [("bf16", FORMATS), ("compress", SENT)])
 def test_recipes_with_fewer_digits_learn_as_fast_and_keep_weights_loss_and_checkpoint_in_float32(recipe, logs):
-    base = two_legs("multigpu_torchrun.py", *CALM)
+    base = two_epochs("multigpu_torchrun.py", *CALM)
     assert base[1][0] - base[2][0] > 0.1  # twenty times the bound, which a recipe that does not train misses
-    check_close(two_legs(f"recipes/{recipe}.py", *CALM, before=logs), base, loss=0.005, accuracy=2)
+    check_close(two_epochs(f"recipes/{recipe}.py", *CALM, before=logs), base, loss=0.005, accuracy=2)
     assert formats(f"{recipe}.pt") == {"torch.float32"}
     weights = sum(weight.numel() for weight in load(f"{recipe}.pt")["model"].values())
     for lines in of_both_ranks():

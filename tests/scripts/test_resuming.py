@@ -53,7 +53,7 @@ os.makedirs(os.environ["RANK"], exist_ok=True)
 os.chdir(os.environ["RANK"])
 """
 RUNS = {  # how each script runs: its arguments, and the lines before it
-    **{script: ((3, 1, *SMALL), LITTLE_DATA) for script in [*SCRIPTS, *RECIPES]},
+    **dict.fromkeys([*SCRIPTS, *RECIPES], ((3, 1, *SMALL), LITTLE_DATA)),
     "multigpu_spawn.py": ((3, 1, *SMALL, "-g", 2), LITTLE_DATA),
     "recipes/compile.py": ((3, 1, *SMALL), LITTLE_DATA + EAGERLY),
     # Each rank works in a folder of its own, as on a machine of its own.
