@@ -7,6 +7,8 @@ The status is 0 if both train, print and save the same, 1 if not, 2 if that
 cannot be judged. Each run has a copy of this folder, which itself is not changed.
 """
 import argparse
+import functools
+import itertools
 import os
 import signal
 import sys
@@ -31,15 +33,13 @@ def compare(before, after):
 
 
 def check(args, workspace):
-    commands, options = [], {"float64": not args.float32, "batchnorm": args.batchnorm}
+    count = itertools.count(1)
 
-    def runs(command):
-        def once(**more):
-            commands.append(command)
-            print(f"run {len(commands)} of 3: {command}", file=sys.stderr, flush=True)
-            return run(command, workspace, args.patience, prepare(workspace, **options, **more))
-        return once
-    return compare(runs(args.before), runs(args.after))
+    def once(command, **options):
+        print(f"run {next(count)} of 3: {command}", file=sys.stderr, flush=True)
+        settings = prepare(workspace, float64=not args.float32, batchnorm=args.batchnorm, **options)
+        return run(command, workspace, args.patience, settings)
+    return compare(functools.partial(once, args.before), functools.partial(once, args.after))
 
 
 def parse_args():

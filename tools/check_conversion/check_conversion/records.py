@@ -19,7 +19,6 @@ import functools
 import json
 import os
 import pickle
-from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -81,7 +80,7 @@ KINDS = {
     "optimizer": "which one takes the step: they count from their first steps",
     "options": "of each group of its parameters: a dictionary",
     "drew": "name: a generator; value: a checksum of its state, and whether it has moved since the step before",
-    "buffer": "a tensor that no optimizer holds; value: Fed, with its sketch",
+    "buffer": "a tensor that no optimizer holds: a sketch",
     "gradients": "of all its parameters: a sketch",
     "before": "the weights: a sketch",
     "after": "the weights: the last record of the step",
@@ -118,7 +117,6 @@ class Fed:
     one: list = field(default_factory=list)  # of an element of a list: its checksum
     rows: list = field(default_factory=list)  # a checksum of each row, and of each column,
     columns: list = field(default_factory=list)  # for samples may lie along either
-    sketch: array = None
 
 
 @dataclass

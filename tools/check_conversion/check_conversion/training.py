@@ -136,8 +136,8 @@ class Pair:
         found = []
         for name in one.keys() & nudged.keys():
             if theirs := other.get(name) or without.get(name.partition(".")[2] or name):
-                self.buffers[name].learn(one[name].sketch, nudged[name].sketch)
-                if self.buffers[name].differs(one[name].sketch, theirs.sketch):
+                self.buffers[name].learn(one[name], nudged[name])
+                if self.buffers[name].differs(one[name], theirs):
                     found.append(".".join(name.split(".")[:2]))
         return few(sorted(found))
 

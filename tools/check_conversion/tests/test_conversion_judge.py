@@ -9,7 +9,7 @@ import pytest
 import torch
 from check_conversion.command import compare
 from check_conversion.files import File, with_values
-from check_conversion.records import Fed, Process, Record
+from check_conversion.records import Process, Record
 from runs import RICH, TOOL, in_words, record
 
 
@@ -83,7 +83,7 @@ ERROR = """[rank1]:   File "/home/me/train_ddp.py", line 9, in <module>
 [rank1]:   File "/usr/lib/python3.11/site-packages/torch/nn/functional.py", line 5, in linear
 [rank1]: ValueError: my own
 RuntimeError: what came later"""
-KEYS = "memory.keys", Fed([2, 4], sketch=array("d", [9.]))
+KEYS = "memory.keys", array("d", [9.])
 OTHERWISE = at(3, gradients=times(1.5), after=times(1.01))  # by the keys of the step before
 NAN = float("nan")
 NOT, SAME, UNKNOWN = "^NOT THE SAME TRAINING ", "^the same training: 12 steps with 2 processes", "^cannot be judged: "

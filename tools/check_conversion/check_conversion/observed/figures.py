@@ -17,14 +17,14 @@ def note_figures(to, figures, step=None):
             note("figure", f"{to}: {name}", (float(number), step))
 
 
-def note_scalar(writer, tag=None, value=None, global_step=None, *given, **options):
-    figures = options.get("tag_scalar_dict", options.get("scalar_value", value))
-    note_figures("TensorBoard", {options.get("main_tag", tag): figures}, global_step)
-
-
 def change_tensorboard(module):
+    def note_scalar(writer, tag, scalar_value, global_step=None, *_, **__):
+        note_figures("TensorBoard", {tag: scalar_value}, global_step)
+
+    def note_scalars(writer, main_tag, tag_scalar_dict, global_step=None, *_, **__):
+        note_figures("TensorBoard", {main_tag: tag_scalar_dict}, global_step)
     before(module.SummaryWriter, "add_scalar", note_scalar)
-    before(module.SummaryWriter, "add_scalars", note_scalar)
+    before(module.SummaryWriter, "add_scalars", note_scalars)
 
 
 def change_wandb(module):

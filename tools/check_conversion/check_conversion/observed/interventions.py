@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from check_conversion.observed import process, steps
 from check_conversion.observed.process import after, before, note, of_script, replace, settings
 
-# No dropout, by whatever name, and no autocast.
+# No dropout, and no autocast.
 
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 held = weakref.WeakKeyDictionary()  # modules that hand their dropout on, and what it was
@@ -68,6 +68,9 @@ def note_autocast(context):
 
 # Float64.
 
+NARROW = {torch.float32, torch.float16, torch.bfloat16}
+
+
 def in_float64(value):
     return value.double() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
 
@@ -100,17 +103,14 @@ def stay_in_float64(convert, tensor, *given, **options):
 def check_precision(tensors, *given, **options):
     """Until the first step: nothing behind a loss may compute in less, where rounding would be larger than what is
     measured."""
-    waiting, seen = [one.grad_fn for one in ([tensors] if isinstance(tensors, torch.Tensor) else tensors)], {None}
-    while waiting and not process.steps:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if narrow := [one.dtype for one in node._input_metadata
-                      if one.dtype in (torch.float32, torch.float16, torch.bfloat16)]:
-            note("float32", f"{node.name()} computes in {narrow[0]}")
-            os._exit(1)
-        waiting += [one for one, _ in node.next_functions]
+    nodes, seen = {one.grad_fn for one in ([tensors] if isinstance(tensors, torch.Tensor) else tensors)}, {None}
+    while not process.steps and (nodes := nodes - seen):
+        for node in nodes:
+            for narrow in {one.dtype for one in node._input_metadata} & NARROW:
+                note("float32", f"{node.name()} computes in {narrow}")
+                os._exit(1)
+        seen |= nodes
+        nodes = {one for node in nodes for one, _ in node.next_functions}
 
 
 def compute_in_float64():
@@ -224,8 +224,7 @@ def be_second_run():
 
 def install():
     for name in DROPOUTS:
-        if hasattr(F, name):
-            replace(F, name, drop_nothing)
+        replace(F, name, drop_nothing)
     replace(F, "scaled_dot_product_attention", attend_to_all)
     replace(torch.Tensor, "bernoulli_", keep_all)
     torch.nn.modules.module.register_module_forward_pre_hook(hold_dropout)

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from check_conversion.observed.process import note, of_script
 from check_conversion.records import Parameters
-from check_conversion.sketch import describe, sketch
+from check_conversion.sketch import sketch
 
 buffers = {}  # tensors that no optimizer holds, by names: all of them, then those that have moved
 first = {}  # as each was at first
@@ -69,8 +69,7 @@ def note_buffers(step, trained):
         buffers.clear()
         buffers.update(find_buffers({id(one) for one in trained}))
     for name, tensor in [*buffers.items()]:
-        noted = describe(tensor)
-        noted.sketch, noted.rows, noted.columns = sketch([tensor]), sorted(noted.rows), sorted(noted.columns)
+        noted = sketch([tensor])
         note("buffer", name, noted)
         if first.setdefault(name, noted) == noted:
             del buffers[name]
