@@ -231,9 +231,6 @@ def compare_file(name, file, killed, restarted):
     else:
         texts = [one.text if one else "" for one in (file, killed, restarted)]
         compare_lines(texts, found, from_the_start=True)
-        if not killed:  # which would show what has other words in each run
-            found.varying += found.missing
-            found.missing = []
         say_lines(found)
     return found
 
