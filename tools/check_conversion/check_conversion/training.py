@@ -205,33 +205,24 @@ class Training:
 
 def compare(pair, whole=True):
     """All steps that both have, until one of them goes otherwise; whole: both runs came to their ends."""
-    agree, earlier = Training(), None
+    agree = Training()
     for k in range(1, min(len(process.steps) for process in (pair.original, pair.nudged, *pair.ranks)) + 1):
         e = pair.evidence(k)
-        cause, step = causes.first(causes.told(e)), k
-        if not cause and earlier and e.parted and not e.gradients_differ:
-            step, cause = earlier  # gradients that differed before, and moved no weight yet
-        elif not cause and e.parted:
-            cause = why(e)
+        cause = causes.first(causes.told(e))
+        if not cause and e.parted:
+            cause = causes.first(causes.fed(e), causes.gradients(e), causes.weights(e))
         if not cause and not all(map(math.isfinite, e.one.last("after"))):
             cause = None, "the weights of both scripts are no longer finite: nothing more can be compared"
-        if cause and cause[0]:
-            agree.fault = Fault(cause[1], cause[0], step)
-        elif cause:
-            agree.stopped = f"step {step}: {cause[1]}"
         if cause:
+            heading, sentence = cause
+            agree.fault = Fault(sentence, heading, k) if heading else None
+            agree.stopped = "" if heading else f"step {k}: {sentence}"
             return agree
-        if e.gradients_differ and not earlier:
-            earlier = k, why(e)
         agree.follow(e)
     agree.hidden = min((one.hidden_since for one in pair.weights.values() if one.hidden_since), default=0)
     if whole:
         agree.fault = at_the_end(pair, agree.steps)
     return agree
-
-
-def why(e):
-    return causes.first(causes.fed(e), causes.gradients(e), causes.weights(e))
 
 
 def at_the_end(pair, steps):
