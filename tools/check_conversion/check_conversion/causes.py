@@ -52,7 +52,7 @@ class Evidence:
     @cached_property
     def gradients_differ(self):
         one, ours = self.both("gradients")
-        return not distance(one, ours) <= max(LARGE * norm(one), self.pair.gradients[self.optimizer].allowed)
+        return not distance(one, ours) <= max(LARGE * norm(one), TIMES * self.pair.gradients[self.optimizer])
 
     @cached_property
     def factor(self):
@@ -231,7 +231,7 @@ def other_scores(e):
     """Of ReduceLROnPlateau."""
     said, one, *shares = "ReduceLROnPlateau is", *(step.all("score") for step in (e.one, *e.shares))
     for given in zip(*shares):
-        if any(distance(given[:1], [value]) > FLOORS["options"] * norm(given) for value in given):
+        if any(distance(given[:1], [value]) > FLOORS["score"] * norm(given) for value in given):
             yield "Decisions", (f"{said} given a different value on each rank: "
                                 f"{', '.join(f'{value:.6g}' for value in given)}: it needs the figure of all ranks")
     if len({*map(len, (one, *shares))}) > 1:
@@ -274,7 +274,7 @@ def fed(e):
             "the rank's part")
     if relation == Relation.SAME and seen.mispaired:
         yield ROUTES, f"{seen.mispaired[0]} is paired with other samples of {seen.mispaired[1]} than in {e.name}"
-    if relation == Relation.ALIKE or (relation == Relation.WHOLE and e.count > 1 and not e.pair.whole_before):
+    if relation == Relation.ALIKE or (relation == Relation.WHOLE and not e.pair.whole_before):
         yield ROUTES, f"{relation.value}: {seen.sizes}"
     if full_size and len({*seen.calls}) == 1 < seen.calls[0]:
         yield "Loops of steps", (
@@ -406,7 +406,7 @@ def weights(e):
         yield LOAD_FIRST, (f"{e.known}, and the gradients agree, but the optimizer's step does not: was its state "
                            f"loaded, as in {e.name}?")
     one, nudged = e.one.last("gradients"), e.nudged.last("gradients")
-    if e.weights.hidden_since or distance(*e.both("gradients")) <= TIMES * e.pair.gradients[e.optimizer].parted:
+    if e.weights.hidden_since or distance(*e.both("gradients")) <= TIMES * e.pair.gradients[e.optimizer]:
         pairs = zip(e.names, of_tensors(one), of_tensors(nudged))
         where = few(name for name, a, b in pairs if distance(a, b) > LARGE * norm(a)) or "all of them"
         yield None, (f"from here on rounding alone moves the gradients of {e.name} as far, most in {where}, so smaller "

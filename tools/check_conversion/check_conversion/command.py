@@ -62,8 +62,8 @@ def parse_args():
     parser.add_argument("--patience", type=float, default=60, metavar="SECONDS",
                         help="without activity, a run counts as hung (default: 60)")
     args = parser.parse_args()
-    if bool(args.resume) == bool(args.after) or (args.resume and args.before):
-        parser.error("give two commands, or --resume and one")
+    if bool(args.resume) == bool(args.after) or (args.resume and (args.before or args.float32 or args.batchnorm)):
+        parser.error("give two commands, or --resume and one, which is run as it is")
     return args
 
 
@@ -71,7 +71,7 @@ def interrupt(*_):
     """Once: what has been started is still to be ended."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    raise CannotSay("interrupted")
+    raise KeyboardInterrupt
 
 
 def main():
@@ -88,6 +88,8 @@ def main():
         return verdict.status
     except CannotSay as reason:
         print(f"cannot be judged: {reason}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("cannot be judged: interrupted", file=sys.stderr)
     except Exception:
         traceback.print_exc()
         print("cannot be judged: the check itself failed", file=sys.stderr)

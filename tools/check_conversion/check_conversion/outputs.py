@@ -186,14 +186,15 @@ def compare_values(three, found):
         found.fault("the saved names begin with `module.`: save model.module.state_dict()", "Saving")
         return
     other, renamed = under_the_same_names(one, other)
+    three = one, nudged, other
     lacking = [name for name in one if name in nudged and name not in other]
     both = [name for name in one if name in nudged and name in other]
-    tensors, plain = ([name for name in both if {isinstance(each[name], Tensor) for each in (one, nudged, other)} == {kind}]
+    tensors, plain = ([name for name in both if all(isinstance(each[name], Tensor) == kind for each in three)]
                       for kind in (True, False))
     settings = {name for name in both if is_setting(name)}
-    found.compare(*(values_as_items(each, [name for name in plain if name not in settings])
-                    for each in (one, nudged, other))).say_parted()
-    parted, varying = compare_tensors(one, nudged, other, [name for name in tensors if name not in settings], found.drift)
+    measured, counted = ([name for name in names if name not in settings] for names in (tensors, plain))
+    found.compare(*(values_as_items(each, counted) for each in three)).say_parted()
+    parted, varying = compare_tensors(*three, measured, found.drift)
     found.varying += [f"{found.place}{name}" for name in varying]
     reordered = [name for name in parted if in_another_order(one[name], other[name])]
     if lost := [name for name in lacking if isinstance(one[name], Tensor)]:
@@ -206,7 +207,8 @@ def compare_values(three, found):
             f"not saved by {found.names[1]}": [name for name in lacking if name not in lost],
             f"saved by {found.names[1]} alone": [name for name in other if name not in one],
             "of another type": [name for name in both if name not in tensors + plain],
-            "another setting": [name for name in plain if name in settings and one[name] == nudged[name] != other[name]],
+            "another setting": [name for name in plain
+                                if name not in counted and one[name] == nudged[name] != other[name]],
             "the same rows or columns in another order": reordered,
             "saved under other names": renamed}.items():
         found.remarks += [f"{found.place}{what}: {few(names)}"] * bool(names)
@@ -256,7 +258,8 @@ def is_setting(name):
 def under_the_same_names(one, other):
     """The converted script's values under the original's names, and those renamed: FSDP's optimizer has the parameters'
     names, torch.optim's their numbers."""
-    lacking, more = ([name for name in of_optimizers(values, values) if name not in others and isinstance(values[name], Tensor)]
+    lacking, more = ([name for name in of_optimizers(values, values)
+                      if name not in others and isinstance(values[name], Tensor)]
                      for values, others in ((one, other), (other, one)))
     if [one[name].shape for name in lacking] != [other[name].shape for name in more]:
         return other, []
@@ -292,10 +295,10 @@ def compare_files(original, nudged, converted, found):
             writers[record.name].add(process.rank)
     for name, file in original.files.items():
         our = ours.get(name)
-        if not our:
-            found.fault(f"not written by {found.names[1]}: {name}", "Saving")
-        elif name not in again:
+        if name not in again:
             found.varying.append(name)
+        elif not our:
+            found.fault(f"not written by {found.names[1]}: {name}", "Saving")
         elif len(writers[our]) > 1:
             found.fault(f"{our} is written by ranks {' and '.join(map(str, sorted(writers[our])))}", "Saving")
         elif file.kind == "unread":

@@ -236,12 +236,12 @@ def compare_file(name, file, killed, restarted):
 
 
 def compare_files(whole, killed, restarted, step):
-    """Those that the unbroken run has written after the kill, and those that the killed run has too: all others have
+    """Those that the unbroken run has written anew after the kill, and those that another run has too: all others have
     another name each time."""
     found = Comparison("written", NAMES, DRIFT, noun="file")
     later = {record.name for process in whole.processes for record in process.of("wrote") if record.step >= step}
     for name, file in whole.files.items():
-        if name in later or name in killed.files:
+        if name in later or name in killed.files or name in restarted.files:
             inside = compare_file(name, file, killed.files.get(name), restarted.files.get(name))
             found.add(inside)
             found.total += file.kind != "unread"

@@ -82,7 +82,8 @@ def environment(settings):
     path = os.environ.get("PYTHONPATH")
     added = {**settings.as_environment(), "PWD": settings.copy,
              "PYTHONPATH": f"{START}:{path}" if path else START,
-             "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "offline"}  # where they would be stored
+             "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "offline",  # nothing of it leaves this machine
+             "PYTHONUNBUFFERED": "1"}  # what a killed rank has printed is there
     if settings.intervene:
         added |= {"TORCH_COMPILE_DISABLE": "1", "NVIDIA_TF32_OVERRIDE": "0"}
     if settings.nudged:
@@ -146,8 +147,8 @@ def read_processes(folder):
 
 
 def script_of(command):
-    found = re.search(r"(?:^|[\s/])([^\s/]+\.py)(?=$|\s)|.* -m (\S+)", command)
-    return found[1] or found[2] if found else command
+    found = re.search(r"(?:^|[\s/])([^\s/]+\.py)(?=$|\s)", command) or re.search(r".* -m (\S+)", command)
+    return found[1] if found else command
 
 
 def read_run(name, workspace, settings, status=0, waits=(), outlived=()):

@@ -130,8 +130,8 @@ class Measured:
     """Values of one kind. Rounding is measured by the original's second run, whose weights are moved by one rounding at
     each step: a correct conversion parts from the original about as far as that run has parted any of them so far."""
 
-    def __init__(self, kind, least=0.0):
-        self.floor, self.parted, self.largest = max(FLOORS[kind], least), 0.0, 0.0
+    def __init__(self, kind):
+        self.floor, self.parted, self.largest = FLOORS[kind], 0.0, 0.0
 
     def learn(self, one, nudged):
         self.parted = max(self.parted, distance(one, nudged))

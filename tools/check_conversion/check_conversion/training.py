@@ -95,7 +95,7 @@ class Pair:
                 self.places[which] = places(names, ours.names, noise.get(which, ()))
                 self.names[which] = [names[place] for place in self.places[which][0]]
         self.weights = {}
-        self.gradients = collections.defaultdict(lambda: Measured("gradients"))
+        self.gradients = collections.Counter()  # how far rounding has parted those of each optimizer
         self.buffers = collections.defaultdict(lambda: Measured("buffer"))
         self.first_buffers = 0, ""  # the first step in which some differ, and which
         self.scores = Measured("score")
@@ -112,8 +112,7 @@ class Pair:
         if which not in self.weights:
             self.weights[which] = Weights(one.last("before"), self.original.parameters(which).eps)
         self.weights[which].follow(k, one, nudged)
-        gradients = self.gradients[which]
-        gradients.parted = max(gradients.parted, distance(one.last("gradients"), nudged.last("gradients")))
+        self.gradients[which] = max(self.gradients[which], distance(one.last("gradients"), nudged.last("gradients")))
         for a, b in zip(one.all("score"), nudged.all("score")):
             self.scores.learn([a], [b])
         if not self.first_buffers[0]:
@@ -194,7 +193,7 @@ class Training:
 
     def follow(self, e):
         """A step that agrees."""
-        if e.relation == Relation.WHOLE and e.count > 1:
+        if e.relation == Relation.WHOLE:
             self.whole.append(e.losses)
             e.pair.whole_before |= e.losses in (Losses.MEAN, Losses.SUM, Losses.MEAN_OF_SAMPLES)
         self.unseen += not e.one.get("fed")

@@ -21,6 +21,14 @@ def seen(path):
         return found.st_size, found.st_mtime_ns
 
 
+def open_in_this_job():
+    """Files that the check itself writes to, or what its output is piped to: | tee log.txt."""
+    for opened in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is somebody else's
+            if os.getpgid(int(opened.parts[2])) == os.getpgrp():
+                yield opened.stat().st_ino
+
+
 class Workspace:
     """What of a folder is copied, what is linked, and what is left out."""
 
@@ -109,7 +117,7 @@ class Workspace:
 
     def changed(self):
         """What is no longer as it was, by no write that Python would have seen; but for the check's own output."""
-        after, outputs = self.state(), [os.fstat(output).st_ino for output in (1, 2)]
+        after, outputs = self.state(), {*open_in_this_job()}
         return sorted(path for path, was in self.before.items()
                       if after.get(path) != was and not (path.exists() and path.stat().st_ino in outputs))
 

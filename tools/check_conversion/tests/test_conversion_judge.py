@@ -161,7 +161,8 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
             r"train_ddp.py: 12:30:07 loss 0.9 .*train_ddp.py: \[48/240\]")),
         ([stdout("loss 0.5\nspike 3", "loss 0.5", "loss 0.5")], 0, "1 of 2 lines the same .*each run of .*: spike 3"),
         ([files(*({"a.pt": {"weight": torch.tensor([one])}} for one in (1., 2., 9.)))], 0, "in each run of .*: a.pt: weight")],
-    "images and files of other kinds": [([files({"a.png": None}, {"a.png": None})], 0, r"not read: a.png \(broken\)")],
+    "images, files of other kinds, and files of more than half a gigabyte": [
+        ([files({"a.png": None}, {"a.png": None})], 0, r"not read: a.png \(broken\)")],
     "parameters whose gradient is nothing but rounding": [([], 0, "because the gradient is nothing but rounding: 0.bias")],
     "all steps from which on rounding decides, or weights are no longer finite": [
         ([at(k, [0], 1, after=times(1.1)) for k in range(4, 13)], 2, UNKNOWN + "the same up to step 3 of 12; from there on"),

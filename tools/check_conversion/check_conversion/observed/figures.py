@@ -1,10 +1,10 @@
-"""Notes the figures for TensorBoard and wandb and the last state of each of tqdm's bars, once a script has imported one
-of these packages."""
+"""Notes the figures for TensorBoard and wandb, the last state of each of tqdm's bars, and the files of safetensors,
+once a script has imported one of these packages."""
 import builtins
 import contextlib
 import sys
 
-from check_conversion.observed.process import after, before, note
+from check_conversion.observed.process import after, before, note, note_save
 
 
 def note_figures(to, figures, step=None):
@@ -46,8 +46,15 @@ def change_tqdm(module):
     before(module.tqdm, "close", note_bar)
 
 
+def change_safetensors(module):
+    """Its files are written in Rust, where Python sees nothing of it."""
+    before(module, "save_file", lambda tensors, filename, *_, **__: note_save(tensors, filename))
+    after(module, "save_file", lambda *_, **__: note("saved"))
+
+
 CHANGES = {"torch.utils.tensorboard.writer": change_tensorboard, "tensorboardX.writer": change_tensorboard,
-           "wandb.sdk.wandb_run": change_wandb, "tqdm.std": change_tqdm}
+           "wandb.sdk.wandb_run": change_wandb, "tqdm.std": change_tqdm,
+           "safetensors.torch": change_safetensors}
 
 
 def change_imported(*_, **__):

@@ -17,8 +17,8 @@ from check_conversion.records import Record, Settings
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {  # which arguments of an event are paths that change; a hard link is a second name of the user's file
-    "os.rename": (0, 1), "os.link": (0, 1), "os.symlink": (1,), **dict.fromkeys(
-        ("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime", "shutil.rmtree"), (0,))}
+    "os.rename": (0, 1), "os.link": (0, 1), "os.symlink": (1,), **dict.fromkeys((
+        "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime", "shutil.rmtree"), (0,))}
 # What is nobody's work: devices, and what packages keep to be faster the next time.
 FREE = [os.path.realpath(os.path.expanduser(path)) for path in (
     "/dev", "/proc", "/sys", "~/.triton", "~/.nv", "~/.config/matplotlib",

@@ -10,20 +10,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from check_conversion import running
-from check_conversion.observed import figures, process, steps
-from check_conversion.observed.process import after, note, note_file, settings
-
-
-def note_saved(*_, **__):
-    note("saved")
-
-
-def change_safetensors(module):
-    """Its files are written in Rust, where Python sees nothing of it."""
-    def note_tensors(result, tensors, filename, *_, **__):
-        note_file("wrote", filename)
-        note_saved()
-    after(module, "save_file", note_tensors)
+from check_conversion.observed import process, steps
+from check_conversion.observed.process import after, note, settings
 
 
 def kill_at_step(*_):
@@ -38,9 +26,8 @@ def kill_at_step(*_):
 
 
 def install():
-    after(torch, "save", note_saved)
+    after(torch, "save", lambda *_, **__: note("saved"))
     after(DataLoader, "__iter__", lambda *_: steps.disregard_draws())  # of its workers' seed, if it has any
-    figures.CHANGES["safetensors.torch"] = change_safetensors
     # DDP forms its buckets anew after the first step: a restarted run would do so later, and round its sums otherwise.
     dist.Reducer._rebuild_buckets = lambda *_: False
     register_optimizer_step_post_hook(kill_at_step)  # after steps.py has counted the step
