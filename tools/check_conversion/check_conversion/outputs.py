@@ -315,7 +315,8 @@ def compare_files(original, nudged, converted, found):
     more = [name for name in converted.files if name not in ours.values()]
     found.remarks += [f"written by {found.names[1]} alone: {few(more)}"] * bool(more)
     found.remarks += [f"not read: {few(unread)}"] * bool(unread)
-    found.same, found.total = len(found.files), len(original.files)
+    found.same = len(found.files)
+    found.total = sum(name in again and file.kind != "unread" for name, file in original.files.items())
     return found
 
 
