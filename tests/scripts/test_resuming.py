@@ -51,6 +51,9 @@ def test_each_script_and_fsdp_go_on_where_another_stopped_with_the_rates_of_the_
 APART = """import os
 os.makedirs(os.environ["RANK"], exist_ok=True)
 os.chdir(os.environ["RANK"])
+if os.environ["RANK"] == "1":
+    for name in ("run.pt", "autoencoder.pt", "contrastive.pt", "language_model_run.pt", "stream_run.pt"):
+        open(name, "w").write("of another run")
 """
 RUNS = {  # how each script runs: its arguments, and the lines before it
     **dict.fromkeys([*SCRIPTS, *RECIPES], ((3, 1, *SMALL), LITTLE_DATA)),
@@ -61,13 +64,16 @@ RUNS = {  # how each script runs: its arguments, and the lines before it
 
 
 @pytest.mark.parametrize("script", RUNS)
-def test_a_killed_run_goes_on_as_if_it_had_never_stopped(script):
+def test_a_killed_run_goes_on_as_if_it_had_never_stopped(script, capsys):
     if script == "recipes/compile.py":
         needs("g++")
     arguments, before = RUNS[script]
     processes = 0 if script in {*SCRIPTS} - {*BY_TORCHRUN} else 2
     status, said = check_resuming((ROOT / script).read_text(), *arguments, processes=processes, name=script, before=before)
-    assert status == 0 and re.search(r"killed at step (\d+) of .* the same", said)
+    steps = re.search(r"killed at step (\d+) of \d+, resumed from step (\d+) printed: (\d+) of \3 lines? the same", said)
+    assert status == 0 and steps and int(steps[1]) == int(steps[2]) + 1
+    assert script == "recipes/large.py" or re.search(r" written: (\d+) of \1 files? the same", said)  # shards are not read
+    assert re.search(r"\.pt: \d+.* (epochs|steps|samples) .*done", capsys.readouterr().out)
 
 
 class Hostile:
