@@ -259,8 +259,8 @@ def other_switches(e):
 def fed(e):
     relation, seen, (loader, our_loader), (shuffle, our_shuffle) = (
         e.relation, e.samples, e.latest("loader"), e.latest("shuffle"))
-    full_size = relation not in (Relation.UNKNOWN, Relation.SAME, Relation.WHOLE) and e.count > 1 and (
-        sum(seen.ranks) == e.count * seen.original)
+    otherwise = relation not in (Relation.UNKNOWN, Relation.SAME, Relation.WHOLE)
+    full_size = otherwise and e.count > 1 and sum(seen.ranks) == e.count * seen.original
     if not any(e.shares[0].last("gradients")) and any(e.one.last("gradients")):
         yield "Training goes through DDP", (
             "there are no gradients: the optimizer must hold the parameters of the model that is trained, so make it "
@@ -282,7 +282,7 @@ def fed(e):
             f"number of batches in a step by the number of processes ({e.count})")
     if full_size:
         yield ROUTES, f"each rank takes a full-size batch of its own, instead of batch_size // world_size: {seen.sizes}"
-    if relation in NOT_ALL and sum(seen.ranks) < 0.6 * seen.original:
+    if otherwise and sum(seen.ranks) < 0.6 * seen.original:
         yield ROUTES, f"the batch is divided twice: {seen.sizes}"
     if relation in (Relation.OTHERS, Relation.VALUES, Relation.OVERLAP):
         before, now = (one.name if one else None for one in (loader, our_loader))
