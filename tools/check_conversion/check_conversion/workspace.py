@@ -23,10 +23,15 @@ def seen(path):
 
 def open_in_this_job():
     """Files that the check itself writes to, or what its output is piped to: | tee log.txt."""
-    for opened in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or is somebody else's
-            if os.getpgid(int(opened.parts[2])) == os.getpgrp():
-                yield opened.stat().st_ino
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if os.getpgid(int(process.name)) == os.getpgrp():
+                yield from filter(None, map(inode, (process / "fd").iterdir()))
+
+
+def inode(path):
+    with contextlib.suppress(OSError):  # it was closed meanwhile
+        return path.stat().st_ino
 
 
 class Workspace:
