@@ -43,9 +43,13 @@ def items_of_text(text):
     return found
 
 
-def text_of_log(run):
+def text_of_log(processes):
     return "\n".join(f"{record.name} {record.value[0]} for step {record.value[1]}"
-                     for process in run.processes for record in process.of("figure"))
+                     for process in processes for record in process.of("figure"))
+
+
+def text_of_bars(processes):
+    return "\n".join(record.value for process in processes for record in process.of("bar"))
 
 
 # How far they may part.
@@ -332,9 +336,9 @@ def compare_file(name, three, found):
 def compare(original, nudged, converted, drift):
     """All of it, in the order in which the verdict has it."""
     runs, names = (original, nudged, converted), (original.name, converted.name)
-    bars = ["\n".join(record.value for process in run.processes for record in process.of("bar")) for run in runs]
+    bars, log = ([text_of(run.processes) for run in runs] for text_of in (text_of_bars, text_of_log))
     return [compare_text([run.stdout for run in runs], Comparison("printed", names, drift)),
             compare_text([run.errors for run in runs], Comparison("written to stderr", names, drift)),
             compare_text(bars, Comparison("shown in progress bars", names, drift, noun="bar")),
-            compare_text([*map(text_of_log, runs)], Comparison("logged", names, drift, noun="figure"), True),
+            compare_text(log, Comparison("logged", names, drift, noun="figure"), True),
             compare_files(*runs, Comparison("written", names, drift, noun="file"))]

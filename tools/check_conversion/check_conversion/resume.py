@@ -170,9 +170,7 @@ def lines_of(run):
     """What each rank printed, showed in progress bars and logged."""
     found = {process.rank: "" for process in run.processes} | run.lines
     for process in run.processes:
-        lines = [record.value for record in process.of("bar")]
-        lines += [f"{record.name} {record.value[0]} for step {record.value[1]}" for record in process.of("figure")]
-        found[process.rank] += "\n".join(["", *lines])
+        found[process.rank] += "\n".join(["", outputs.text_of_bars([process]), outputs.text_of_log([process])])
     return found
 
 

@@ -89,7 +89,7 @@ class Pair:
         noise = noise_in(self.steps, nudged.steps) if nudged else {}
         self.noise = [original.parameters(which).names[place] for which in sorted(noise) for place in noise[which]]
         self.places, self.names = {}, {}  # of each optimizer
-        for which in {step.last("optimizer") for step in self.steps} if ranks else ():
+        for which in {step.last("optimizer") for step in self.steps}:
             if ours := ranks[0].parameters(which):
                 names = original.parameters(which).names
                 self.places[which] = places(names, ours.names, noise.get(which, ()))
@@ -225,7 +225,7 @@ def compare(pair, whole=True):
 
 
 def at_the_end(pair, steps):
-    """Whether both took all their steps, whether any fault could have been seen, and the last scores."""
+    """Whether both took all their steps, whether these moved any weight, and the last scores."""
     counts = [len(rank.steps) for rank in pair.ranks]
     if {*counts} != {len(pair.steps)}:
         return Fault(f"{pair.name} takes {len(pair.steps)} steps, the ranks take {', '.join(map(str, counts))}",
