@@ -104,6 +104,7 @@ def test_a_link_leads_to_a_file(page):
     files = {link for link in links if not link.startswith(("#", "http"))}
     assert {"../README.md", "how_it_works.md", "your_own_script.md"} <= files
     assert all((ROOT / "docs" / file).is_file() for file in files)
+    assert not re.search(r"\[[A-Z][^]]*\]\([#\w]", (ROOT / "docs/index.html").read_text())  # a link that stayed Markdown
     page.click("#only input")
 
 
