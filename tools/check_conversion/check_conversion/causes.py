@@ -1,8 +1,8 @@
 """Why a step differs. In a step things happen in one order: what the ranks were told, which samples they were fed, what
 was drawn, which loss, which gradients, which weights. The first of these that is not as it should be is the cause, and
-what comes behind it follows from it: told(), then fed(), gradients() and weights() say the causes in this order. Each
-rests on something that was recorded, and is a section of the chapter, or None where nothing more can be compared, and
-a sentence."""
+what comes behind it follows from it: told(), fed(), gradients() and weights() say the causes in this order. Each rests
+on something that was recorded, and is a section of the chapter, or None where nothing more can be compared, and a
+sentence."""
 import itertools
 import math
 from dataclasses import replace
@@ -14,12 +14,12 @@ from check_conversion.samples import Losses, Relation
 from check_conversion.sketch import LARGE, TIMES, apart_in, distance, factor_between, norm, of_tensors
 from check_conversion.verdict import few
 
-SHARED_OUT = (None, "RandomSampler", "SequentialSampler", "SubsetRandomSampler",
-              "_InfiniteConstantSampler")  # by DistributedSampler, or a dataset's own lines
 LOAD_FIRST, ROUTES, SUMS, VARY = "Load first, then DDP", "Two routes", "Sums and unequal parts", "Errors that vary"
-NOT_ALL = Relation.REPEATED, Relation.MORE, Relation.LEFT_OUT, Relation.OVERLAP
+SCRIPT, NUMBERS, THROUGH_DDP = "What your script has", "Random numbers", "Training goes through DDP"
 SCHEDULED = "lr ", "momentum ", "betas "  # options that may follow the number of steps
 SAME_BITS = 1e-10, 1e-6  # of what DDP keeps alike on all ranks, in float64 and in float32
+SHARED_OUT = (None, "DistributedSampler", "RandomSampler", "SequentialSampler", "SubsetRandomSampler",
+              "_InfiniteConstantSampler")  # what DistributedSampler stands for, or lines of the script's own
 
 
 class Evidence:
@@ -34,9 +34,6 @@ class Evidence:
     def both(self, kind):
         """The original's and rank 0's."""
         return self.one.last(kind), self.shares[0].last(kind)
-
-    def both_named(self, kind):
-        return self.one.named(kind), self.shares[0].named(kind)
 
     def latest(self, kind):
         """The last record of a kind so far, of the original and of rank 0, or None."""
@@ -85,47 +82,33 @@ class Evidence:
         """The ranks in which it has moved since the step before."""
         return [rank for rank, share in enumerate(self.shares) if share.named("drew").get(generator, (0, False))[1]]
 
-    @property
+    @cached_property
     def draws(self):
-        """Generators that the original has drawn from."""
-        return [name for name, (_, moved) in self.one.named("drew").items() if moved]
+        """Generators that the original has drawn from, with their states."""
+        return {name: state for name, (state, moved) in self.one.named("drew").items() if moved}
 
     @cached_property
     def drawing(self):
         """Generators that move in both in each step, and draw other numbers than in the original."""
-        return [name for name in self.draws if 0 in self.moved(name)
-                and name in self.pair.drawn_in_each_step and not self.as_before(name)]
-
-    def as_before(self, generator):
-        """Every rank has drawn what the original has, until the model was called at least: how much
-        a loss draws then follows from what it is given. Such numbers are no cause."""
-        until_then = {share.last("forward", {}).get(generator) for share in self.shares}
-        return {*self.states(generator)} == {self.one.named("drew")[generator][0]} or (
-            until_then == {self.one.last("forward", {}).get(generator, "none")})
+        return [name for name, state in self.draws.items() if 0 in self.moved(name)
+                and name in self.pair.drawn_in_each_step and {*self.states(name)} != {state}]
 
     @cached_property
     def drawn_values(self):
         """Arguments of the model with other values than the original's."""
         return " and ".join(name for name, relation in self.samples.relations.items()
-                            if relation in (Relation.ALIKE, Relation.OVERLAP, Relation.VALUES))
+                            if relation in (Relation.ALIKE, Relation.VALUES))
 
-    @property
+    @cached_property
     def unexplained(self):
-        """Neither by other samples nor by the losses."""
-        return self.relation in (Relation.SAME, Relation.VALUES, Relation.UNKNOWN) and (
+        """Whether neither samples nor losses say why: random numbers may. Noise turns a sample into another one's like,
+        perhaps."""
+        if self.relation == Relation.OTHERS:
+            return not self.samples.whole_numbers
+        return self.factor is None and self.relation in (Relation.SAME, Relation.VALUES, Relation.UNKNOWN) and (
             self.losses in (Losses.OTHER, Losses.UNKNOWN) or bool(self.drawn_values))
 
-    @property
-    def numbers_matter(self):
-        """Noise may turn a sample into another one's like."""
-        return (self.unexplained and self.factor is None) or (
-            self.relation == Relation.OTHERS and not self.samples.whole_numbers)
-
     # Words.
-
-    @property
-    def by(self):
-        return f"by {' and '.join(self.drawing)}"
 
     @property
     def known(self):
@@ -141,11 +124,6 @@ class Evidence:
     def what_differs(self):
         where = apart_in(self.names, *self.both("gradients"))
         return f"gradients differ by {self.apart:.2g} of their norm, most in {where}"
-
-    @property
-    def all_gradients(self):
-        unclipped = "before they are clipped, " * bool(self.factor_unclipped)
-        return f"{unclipped}all gradients are {self.factor_unclipped or self.factor:.4g} times those of {self.name}"
 
 
 # What the ranks were told, and where they begin: also where it moves no weight otherwise.
@@ -167,7 +145,7 @@ def told(e):
     yield from shuffles_of_ranks(e)
     for kind, heading, what in (
             ("before", LOAD_FIRST, "weights: {}; load or change them on all ranks alike"),
-            ("gradients", "Training goes through DDP", "gradients: {}; call the DDP model itself in each step"),
+            ("gradients", THROUGH_DDP, "gradients: {}; call the DDP model itself in each step"),
             ("after", LOAD_FIRST, "weights after the step: {}")):
         if apart := ranks_apart(e, kind):
             yield heading, f"ranks 0 and {apart[0]} have different {what.format(apart[1])}"
@@ -212,8 +190,8 @@ def shuffles_of_ranks(e):
                 replace(one.value, again=False) != replace(other.value, again=False)):
             how = (f"DistributedSampler's seed and epoch are {one.value.asked} and {other.value.asked}"
                    if one.value.asked and other.value.asked else "each with its own random numbers")
-            yield "Random numbers", (f"ranks 0 and {rank} shuffle differently, {how}: give all ranks a "
-                                     "DistributedSampler with the same seed and epoch")
+            yield NUMBERS, (f"ranks 0 and {rank} shuffle differently, {how}: give all ranks a DistributedSampler with "
+                            "the same seed and epoch")
 
 
 def ranks_apart(e, kind):
@@ -251,30 +229,28 @@ def other_switches(e):
         if others:
             where = e.pair.converted + f" on rank {others[0]}" * (len(others) < e.count)
             first, then = ("on", "off") if what in on else ("off", "on")
-            yield "What your script has", f"{what} is {first} in {e.name} and {then} in {where}"
+            yield SCRIPT, f"{what} is {first} in {e.name} and {then} in {where}"
 
 
 # Which samples, and random numbers that are seen in them.
 
 def fed(e):
-    relation, seen, (loader, our_loader), (shuffle, our_shuffle) = (
-        e.relation, e.samples, e.latest("loader"), e.latest("shuffle"))
+    relation, seen, ours = e.relation, e.samples, e.latest("shuffle")[1]
     otherwise = relation not in (Relation.UNKNOWN, Relation.SAME, Relation.WHOLE)
     full_size = otherwise and e.count > 1 and sum(seen.ranks) == e.count * seen.original
     if not any(e.shares[0].last("gradients")) and any(e.one.last("gradients")):
-        yield "Training goes through DDP", (
-            "there are no gradients: the optimizer must hold the parameters of the model that is trained, so make it "
-            "after that model")
-    if e.step == min(e.pair.lengths) + 1:
+        yield THROUGH_DDP, ("there are no gradients: the optimizer must hold the parameters of the model that is "
+                            "trained, so make it after that model")
+    if e.step == min(e.pair.lengths) + 1 or relation == Relation.OTHERS:
         yield from other_length(e)
-    if (e.drawn_values or e.numbers_matter) and any(len({*e.states(name)}) == 1 < e.count for name in e.drawing):
-        yield "Random numbers", (
-            f"both draw random numbers in each step, {e.by}, and all ranks draw the same ones, perhaps for noise, "
-            "augmentation or picking the samples of a batch: draw them for the whole batch on each rank, then take "
-            "the rank's part")
+    if (e.drawn_values or e.unexplained) and any(len({*e.states(name)}) == 1 < e.count for name in e.drawing):
+        yield NUMBERS, (
+            f"both draw random numbers in each step, by {' and '.join(e.drawing)}, and all ranks draw the same ones, "
+            "perhaps for noise, augmentation or picking the samples of a batch: draw them for the whole batch on each "
+            "rank, then take the rank's part")
     if relation == Relation.SAME and seen.mispaired:
         yield ROUTES, f"{seen.mispaired[0]} is paired with other samples of {seen.mispaired[1]} than in {e.name}"
-    if relation == Relation.ALIKE or (relation == Relation.WHOLE and not e.pair.whole_before):
+    if relation == Relation.ALIKE or (relation == Relation.WHOLE and not e.pair.parts_of_whole):
         yield ROUTES, f"{relation.value}: {seen.sizes}"
     if full_size and len({*seen.calls}) == 1 < seen.calls[0]:
         yield "Loops of steps", (
@@ -284,26 +260,18 @@ def fed(e):
         yield ROUTES, f"each rank takes a full-size batch of its own, instead of batch_size // world_size: {seen.sizes}"
     if otherwise and sum(seen.ranks) < 0.6 * seen.original:
         yield ROUTES, f"the batch is divided twice: {seen.sizes}"
-    if relation in (Relation.OTHERS, Relation.VALUES, Relation.OVERLAP):
-        before, now = (one.name if one else None for one in (loader, our_loader))
-        if before != now and before not in SHARED_OUT:
-            yield ROUTES, f"the samples are drawn by {before} in {e.name}, by {now or 'no sampler'} now"
-    if relation not in (Relation.SAME, Relation.WHOLE) and our_shuffle and our_shuffle.value.again:
+    if relation not in (Relation.SAME, Relation.WHOLE) and ours and ours.value.again:
         yield ROUTES, ("the samples come in the order of an earlier epoch, because set_epoch was not called: call "
                        "sampler.set_epoch(epoch)")
-    if relation == Relation.OTHERS and loader and our_loader:
-        before, now = (bool(one and one.value.shuffles) for one in (shuffle, our_shuffle))
-        if before != now:
-            shuffling, other = (e.name, e.pair.converted) if before else (e.pair.converted, e.name)
-            yield ROUTES, f"{shuffling} shuffles, with {(loader if before else our_loader).name}; {other} does not"
-    if relation in NOT_ALL:
+    if relation in (Relation.OTHERS, Relation.VALUES):
+        yield from other_order(e)
+    if relation in (Relation.MORE, Relation.LEFT_OUT):
         yield ROUTES, f"{relation.value}: {seen.sizes}"
     if relation == Relation.OTHERS:
-        yield from other_length(e)
-        for name in e.draws if e.step > 1 or shuffle or our_shuffle else ():  # others made the model and the data
+        for name in e.draws if e.step > 1 or any(e.latest("shuffle")) else ():  # others made the model and the data
             if name not in e.pair.drawn_in_each_step and len({*e.states(name)}) > 1:
-                yield "Random numbers", (f"the ranks draw different random numbers once per pass over the data, by "
-                                         f"{name}, and are fed other samples than {e.name}: {seen.sizes}")
+                yield NUMBERS, (f"the ranks draw different random numbers once per pass over the data, by {name}, and "
+                                f"are fed other samples than {e.name}: {seen.sizes}")
     yield from other_numbers(e)
     if relation == Relation.OTHERS:
         yield ROUTES, f"different samples from those of {e.name} in this step, in {seen.argument}: {seen.sizes}"
@@ -313,39 +281,39 @@ def fed(e):
 
 def other_length(e):
     before, now = e.pair.lengths
-    if 0 in (before, now) or before == now:
-        return
-    said = f"an epoch had {before} steps in {e.name} and now has {now}"
-    dropped_before, dropped = (loader.value if loader else "" for loader in e.latest("loader"))
-    shuffle = e.latest("shuffle")[1]
-    left_out = shuffle.value.length % e.count if shuffle else 0
-    if now > before:
-        said += f": {dropped_before} had drop_last=True in {e.name}" * bool(dropped_before)
-    elif dropped == "DataLoader":
-        said += ": DataLoader(drop_last=True) leaves out the last batch, which is smaller; leave drop_last away"
-    elif dropped and 0 < e.samples.original <= left_out:
-        said += (f": {dropped}(drop_last=True) leaves out {left_out} samples, all that the last batch had; leave them "
-                 f"out in {e.name} too")
-    elif now == before - 1:
-        said += f", because its loop leaves out the last step, which is incomplete: leave that out in {e.name} too"
-    yield ROUTES, said
+    if before and now and before != now:
+        dropping = [f"{loader.value}(drop_last=True) in {name}" for loader, name in zip(
+            e.latest("loader"), (e.name, e.pair.converted)) if loader and loader.value]
+        yield ROUTES, (f"an epoch had {before} steps in {e.name} and now has {now}: both must leave out what is "
+                       "incomplete, or neither" + f"; there is {' and '.join(dropping)}" * bool(dropping))
+
+
+def other_order(e):
+    loaders = e.latest("loader")
+    before, now = (loader.name if loader and loader.name not in SHARED_OUT else
+                   "a shuffle" if shuffle and shuffle.value.shuffles else "nothing that shuffles"
+                   for loader, shuffle in zip(loaders, e.latest("shuffle")))
+    if all(loaders) and before != now:
+        yield ROUTES, f"the samples are ordered by {before} in {e.name}, and by {now} in {e.pair.converted}"
 
 
 def other_numbers(e):
     """Where they are seen in the samples or in the loss: noise and augmentation."""
-    if e.relation == Relation.OTHERS or e.unexplained:
-        for name in e.draws:
-            drew = e.moved(name)
-            if 0 < len(drew) < e.count:
-                other = next(rank for rank in range(e.count) if rank not in drew)
-                yield "Random numbers", (f"rank {drew[0]} draws random numbers for this step, by {name}, and rank "
-                                         f"{other} does not: all ranks must draw equally many")
-    if e.numbers_matter and e.drawing:
+    if not e.unexplained:
+        return
+    for name in e.draws:
+        drew = e.moved(name)
+        if 0 < len(drew) < e.count:
+            other = next(rank for rank in range(e.count) if rank not in drew)
+            yield NUMBERS, (f"rank {drew[0]} draws random numbers for this step, by {name}, and rank {other} does "
+                            "not: all ranks must draw equally many")
+    if e.drawing:
+        by = f"by {' and '.join(e.drawing)}"
         before = [rank.steps[e.step - 2].named("drew") for rank in e.pair.ranks] if e.step > 1 else [{}]
         if any(name in before[0] and len({states.get(name, (0,))[0] for states in before}) == 1 for name in e.drawing):
-            yield "Random numbers", (f"the ranks drew the same random numbers up to this step, {e.by}, but no longer "
-                                     "do: one of them has drawn more")
-        yield None, (f"both draw random numbers in each step, {e.by}, and each rank draws its own, which is right for "
+            yield NUMBERS, (f"the ranks drew the same random numbers up to this step, {by}, but no longer do: one of "
+                            "them has drawn more")
+        yield None, (f"both draw random numbers in each step, {by}, and each rank draws its own, which is right for "
                      "noise and augmentation. Nothing more can be compared until these are turned off in both "
                      "scripts, or drawn for the whole batch")
 
@@ -353,31 +321,19 @@ def other_numbers(e):
 # Which gradients.
 
 def gradients(e):
-    part, factor = f"1 / the number of processes ({e.count})", e.factor_unclipped or e.factor
     step, buffers = e.pair.first_buffers
     if step >= e.step - 1 and buffers and not e.drawing:  # what differed long before is no cause
-        yield "What your script has", buffers
+        yield SCRIPT, buffers
     yield from other_clipping(e)
-    if e.factor is not None and e.count > 1 and math.isclose(factor, 1 / e.count, rel_tol=0.01):
-        if e.losses == Losses.EACH:
-            yield "Losses over pairs", (f"{e.all_gradients}, which is {part}: each rank computes the whole loss, but "
-                                        "its gradient reaches only the rank's own part; gather with gradients")
-        yield SUMS, f"{e.all_gradients}, which is {part}: " + (
-            "the sum of the ranks' losses is the original's loss: DDP takes the mean over ranks, so multiply by "
-            "world_size" if e.losses == Losses.SUM else
-            "DDP takes the mean over ranks (is the loss a sum over the batch, or are gradients clipped to another "
-            "norm?)")
-    if e.factor is not None and e.count > 1 and math.isclose(factor, e.count, rel_tol=0.01):
-        yield SUMS, f"{e.all_gradients}, the number of processes: do not multiply a mean by world_size"
     if e.factor is not None:
-        yield SUMS, f"{e.all_gradients}, with {e.count} processes"
+        yield by_a_factor(e)
     if e.unexplained and e.drawn_values:
         said = f"{e.drawn_values} has values that {e.name} never feeds it, and"
         if e.pair.in_workers:
             yield None, (f"{said} loader workers draw random numbers, by {e.pair.in_workers}: for augmentation or "
                          "noise. Until it is turned off in both, nothing more can be compared")
-        yield "Random numbers", (f"{said} no random numbers are drawn for them in each step: does each rank have its "
-                                 "own data, or is it prepared differently?")
+        yield NUMBERS, (f"{said} no random numbers are drawn for them in each step: does each rank have its own data, "
+                        "or is it prepared differently?")
     if len({*e.samples.ranks}) > 1 and e.losses == Losses.MEAN_OF_SAMPLES:
         yield SUMS, (f"the loss is a mean, but the ranks' parts are not equal: {e.samples.sizes}; divide each rank's "
                      "sum by the count of the whole batch")
@@ -391,12 +347,31 @@ def other_clipping(e):
     one, ours = e.both("norm")
     if (one is None) != (ours is None):
         clips, other = (e.name, e.pair.converted) if ours is None else (e.pair.converted, e.name)
-        yield "What your script has", f"gradients are clipped in {clips}, and not in {other}"
+        yield SCRIPT, f"gradients are clipped in {clips}, and not in {other}"
     if one and ours == 0:
-        yield "What your script has", "gradients are clipped before backward, when there are none yet: clip after it"
+        yield SCRIPT, "gradients are clipped before backward, when there are none yet: clip after it"
     if e.factor is not None and math.isclose(e.factor_unclipped or 0, 1, rel_tol=1e-6):
-        yield "What your script has", (f"gradients are clipped to another norm: they are {e.factor:.4g} times those of "
-                                       f"{e.name}, and were the same before")
+        yield SCRIPT, (f"gradients are clipped to another norm: they are {e.factor:.4g} times those of {e.name}, and "
+                       "were the same before")
+
+
+def by_a_factor(e):
+    factor = e.factor_unclipped or e.factor
+    said = "before they are clipped, " * bool(e.factor_unclipped) + (
+        f"all gradients are {factor:.4g} times those of {e.name}")
+    part = f", which is 1 / the number of processes ({e.count})"
+    if e.count > 1 and math.isclose(factor, e.count, rel_tol=0.01):
+        return SUMS, f"{said}, the number of processes: do not multiply a mean by world_size"
+    if e.count == 1 or not math.isclose(factor, 1 / e.count, rel_tol=0.01):
+        return SUMS, f"{said}, with {e.count} processes"
+    if e.losses == Losses.EACH:
+        return "Losses over pairs", (f"{said}{part}: each rank computes the whole loss, but its gradient reaches only "
+                                     "the rank's own part; gather with gradients")
+    if e.losses == Losses.SUM:
+        return SUMS, (f"{said}{part}: the sum of the ranks' losses is the original's loss: DDP takes the mean over "
+                      "ranks, so multiply by world_size")
+    return SUMS, (f"{said}{part}: DDP takes the mean over ranks (is the loss a sum over the batch, or are gradients "
+                  "clipped to another norm?)")
 
 
 # Which weights; then what is known where no cause was seen.
@@ -411,12 +386,11 @@ def weights(e):
         where = few(name for name, a, b in pairs if distance(a, b) > LARGE * norm(a)) or "all of them"
         yield None, (f"from here on rounding alone moves the gradients of {e.name} as far, most in {where}, so smaller "
                      "faults cannot be seen; all steps before are the same")
-    if e.losses in (Losses.MEAN, Losses.EACH) and len(e.one.all("loss")) > 1:
+    alike = e.losses in (Losses.MEAN, Losses.EACH)
+    if alike and len(e.one.all("loss")) > 1:
         yield "Check it", (f"{e.known} and the same loss, {e.what_differs}. If {e.name} averages the mean losses of "
                            "batches that count unequally many targets, change it, before you run the check, to divide "
                            "the sum of a step by its count")
-    if e.losses in (Losses.MEAN, Losses.EACH):
-        yield VARY, f"{e.known} and the same loss, {e.what_differs}"
     if e.losses == Losses.SUM:
         yield SUMS, f"{e.known}, and the ranks' losses add up to the original's loss; {e.what_differs}"
     if e.losses == Losses.OTHER:
@@ -425,7 +399,7 @@ def weights(e):
                      f"{e.name}. Do parts count differently (padding, ignore_index, class weights), is something "
                      "computed over the batch (mining, a contrastive loss), or are labels, which the model does not "
                      f"see, paired with other samples? {e.what_differs}")
-    yield VARY, f"{e.known}; {e.what_differs}"
+    yield VARY, f"{e.known}{' and the same loss' * alike}; {e.what_differs}"
 
 
 def of_the_optimizer(e):

@@ -4,9 +4,9 @@ import re
 from check_conversion import outputs, training
 from check_conversion.records import FLOORS
 from check_conversion.running import own_error
-from check_conversion.samples import Losses
-from check_conversion.training import Pair, Training
-from check_conversion.verdict import SHOWN, CannotSay, Fault, Verdict, few
+from check_conversion.samples import PARTS
+from check_conversion.training import Pair
+from check_conversion.verdict import CannotSay, Fault, Verdict, few, say
 
 # Whether a run can be judged.
 
@@ -68,7 +68,7 @@ def check_nudged(original, nudged):
 
 
 def how_it_ended(original, converted):
-    """A fault of the converted script's run as a whole."""
+    """A fault of the other run as a whole."""
     counts, error = [len(rank.steps) for rank in converted.ranks], own_error(converted.stderr)
     if converted.waits:
         return Fault("\n  ".join(["it hangs:", *converted.waits]), "Hangs")
@@ -85,7 +85,7 @@ def how_it_ended(original, converted):
     if idle := converted.idle:
         return Fault(f"rank {' and '.join(map(str, idle))} did not train: {len(idle) + len(counts)} processes were "
                      f"started, {len(counts)} trained", "Training goes through DDP")
-    return None
+    return None if converted.ranks else Fault("it takes no step", "Training goes through DDP")
 
 
 # The verdict.
@@ -96,49 +96,45 @@ def judge(original, nudged, converted):
     if len({one.rank for one in converted.ranks}) < len(converted.ranks):
         raise CannotSay(f"several processes of {converted.name} train as the same rank: the check compares one "
                         "training")
-    end, agree = how_it_ended(original, converted), Training()
+    end, fault = how_it_ended(original, converted), None
     if converted.ranks:
         drew = [*dict.fromkeys([*original.names("worker drew"), *converted.names("worker drew")])]
         pair = Pair((original.name, converted.name), original.ranks[0], nudged.ranks[0], converted.ranks, drew)
-        agree = training.compare(pair, whole=not end)
-    if end:
-        return Verdict(1, ["NOT THE SAME TRAINING", *map(str, filter(None, [agree.fault, end]))])
-    if agree.fault:
-        return Verdict(1, ["NOT THE SAME TRAINING", str(agree.fault)])
-    if agree.stopped:
-        raise CannotSay(agree.stopped)
-    return judge_outputs(original, nudged, converted, agree, pair)
+        fault = training.compare(pair, whole=not end)
+    if fault and not fault.heading and not end:
+        raise CannotSay(str(fault))
+    if faults := [one for one in (fault, end) if one and one.heading]:
+        return Verdict(1, ["NOT THE SAME TRAINING", *map(str, faults)])
+    return judge_outputs(original, nudged, converted, pair)
 
 
-def judge_outputs(original, nudged, converted, agree, pair):
+def judge_outputs(original, nudged, converted, pair):
     """Of the same training."""
-    drift = max(agree.rounding, agree.weights, FLOORS["figure"] / 5)
-    parts = outputs.compare(original, nudged, converted, drift)
+    drift = max(pair.rounding, pair.apart, FLOORS["figure"] / 5)
+    parts = outputs.compare((original, nudged, converted), (original.name, converted.name), drift)
     faults = [fault for part in parts for fault in part.faults]
-    if agree.hidden and not agree.not_shared_out and all(fault.measured for fault in faults):
-        raise CannotSay(f"the same up to step {agree.hidden - 1} of {agree.steps}; from there on "
-                        "rounding alone moves the weights by 1% of what training does, so neither "
-                        "smaller faults nor the figures of later steps can be judged: lower the learning rate in both")
-    return Verdict(int(agree.not_shared_out or bool(faults)), [
-        *say_training(agree, converted, not_compared(original, converted)),
-        *map(str, faults[:SHOWN]), *[f"and {len(faults) - SHOWN} more faults of this kind"] * (len(faults) > SHOWN),
-        *(f"{part.what}: {part.count}" for part in parts if part.count),
-        *say_rest(original, converted, parts, pair)])
+    if pair.hidden_since and not pair.not_shared_out and all(fault.measured for fault in faults):
+        raise CannotSay(f"the same up to step {pair.hidden_since - 1} of {pair.agreed}; from there on rounding alone "
+                        "moves the weights by 1% of what training does, so neither smaller faults nor the figures of "
+                        "later steps can be judged: lower the learning rate in both")
+    verdict = say([*say_training(pair, converted, not_compared(original, converted))], faults, parts,
+                  [*say_rest(original, converted, parts, pair)])
+    verdict.status |= pair.not_shared_out
+    return verdict
 
 
-def say_training(agree, converted, without):
+def say_training(pair, converted, without):
     count = len(converted.ranks)
-    yield (f"the same training{', but not split between ranks' * agree.not_shared_out}: {agree.steps} steps with "
+    yield (f"the same training{', but not split between ranks' * pair.not_shared_out}: {pair.agreed} steps with "
            f"{count} process{'es' * (count > 1)}{', SyncBatchNorm' * ('synchronised' in converted.names('batchnorm'))}"
            + f"; not compared: {', '.join(without)}" * bool(without))
-    yield f"weights within {agree.weights:.0e} of their norm; rounding alone moves them by {agree.rounding:.0e}"
-    if agree.not_shared_out:
+    yield f"weights within {pair.apart:.0e} of their norm; rounding alone moves them by {pair.rounding:.0e}"
+    if pair.not_shared_out:
         yield str(Fault("each rank computes all of it: give each its part of the batch", "Two routes"))
-    elif agree.whole:
-        parts = {*agree.whole} <= {Losses.MEAN, Losses.SUM, Losses.MEAN_OF_SAMPLES}
-        own = ", but takes the loss of its own part only" * parts
+    elif pair.whole:
+        own = ", but takes the loss of its own part only" * ({*pair.whole} <= PARTS)
         yield f"every rank runs the forward pass on the whole batch{own}"
-    elif agree.unseen == agree.steps and count > 1:
+    elif pair.unseen == pair.agreed and count > 1:
         yield "the model is fed nothing that the check sees, so it cannot tell whether the ranks share the work"
 
 

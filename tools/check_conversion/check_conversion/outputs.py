@@ -1,8 +1,8 @@
-"""What both printed, showed, logged and left in files. Text is compared line by line: lines of the same words, in their
-order, number by number; and so are figures of a log, and numbers and strings in a file.
+"""What two runs printed, showed, logged and left in files. Text is compared line by line: lines of the same words, in
+their order, number by number; and so are figures of a log, and numbers and strings in a file.
 
-What differs between the two runs of the original by more than rounding is a time, an address or the like: it is not
-compared. All else has to be the same, as far as rounding moves it.
+There are always three: the first, its measure, and the other. What the measure has otherwise, by more than rounding, is a
+time, an address or the like: it is not compared. All else has to be the same, as far as rounding moves it.
 """
 import collections
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from check_conversion.files import Tensor
-from check_conversion.records import FLOORS
+from check_conversion.records import FLOORS, STREAMS
 from check_conversion.sketch import LARGE, TIMES, distance, norm
 from check_conversion.verdict import SHOWN, Fault, few
 
@@ -41,15 +41,6 @@ def items_of_text(text):
         if re.search(rf"\w|{MARK}", words):  # brackets alone say nothing
             found[words].append(Item(line.strip(), TOKEN.findall(line)))
     return found
-
-
-def text_of_log(processes):
-    return "\n".join(f"{record.name} {record.value[0]} for step {record.value[1]}"
-                     for process in processes for record in process.of("figure"))
-
-
-def text_of_bars(processes):
-    return "\n".join(record.value for process in processes for record in process.of("bar"))
 
 
 # How far they may part.
@@ -166,15 +157,15 @@ def counterpart(words, original, converted):
     return words, 0
 
 
-def compare_text(texts, found, every_figure=False):
-    """Of all three; every_figure: the converted script must have each line with figures."""
-    original, nudged, converted = map(items_of_text, texts)
-    found.compare(original, nudged, converted).say_parted()
-    needed = [line for line in found.missing if TOKEN.search(line)]
-    others = [name for name in original if MARK in name and name in converted]
-    if needed and (every_figure or (not (others or found.faults) and (
-            len(needed) > 1 or not any(MARK in name for name in converted)))):
-        found.fault(f"not {found.what} by {found.names[1]} in these words: {few(needed)}", "Printed figures")
+def compare_text(texts, found, needed=""):
+    """Of all three; needed: "lines" or "figures", if the other run must have each line, or each with a figure."""
+    first, measure, other = map(items_of_text, texts)
+    found.compare(first, measure, other).say_parted()
+    lacking = [line for line in found.missing if needed == "lines" or TOKEN.search(line)]
+    others = [name for name in first if MARK in name and name in other]
+    if lacking and (needed or (not (others or found.faults) and (
+            len(lacking) > 1 or not any(MARK in name for name in other)))):
+        found.fault(f"not {found.what} by {found.names[1]} in these words: {few(lacking)}", "Printed figures")
         found.missing = []
     found.missing = [f"{found.place}{line}" for line in found.missing]
     return found
@@ -291,54 +282,53 @@ def pair(found, others):
     return both
 
 
-def compare_files(original, nudged, converted, found):
-    ours, again = pair(original.files, converted.files), pair(original.files, nudged.files)
+def compare_files(first, measure, other, found, needed=""):
+    ours, again = pair(first.files, other.files), pair(first.files, measure.files)
     writers, unread = collections.defaultdict(set), []
-    for process in converted.processes:
+    for process in other.processes:
         for record in process.of("wrote"):
             writers[record.name].add(process.rank)
-    for name, file in original.files.items():
+    for name, file in first.files.items():
         our = ours.get(name)
         if name not in again:
             found.varying.append(name)
         elif not our:
             found.fault(f"not written by {found.names[1]}: {name}", "Saving")
-        elif len(writers[our]) > 1:
+        elif len(writers[our]) > 1 and not needed:
             found.fault(f"{our} is written by ranks {' and '.join(map(str, sorted(writers[our])))}", "Saving")
         elif file.kind == "unread":
             unread.append(f"{our} ({file.why})")
-        elif converted.files[our].kind != file.kind:
-            found.fault(f"{our} cannot be read as in {found.names[0]}: it is "
-                        f"{converted.files[our].why or 'of another kind'}", "Saving")
+        elif other.files[our].kind != file.kind:
+            found.fault(f"{our} cannot be read as in {found.names[0]}: it is {other.files[our].why or 'of another kind'}",
+                        "Saving")
         else:
-            inside = compare_file(our, (file, nudged.files[again[name]], converted.files[our]), found)
+            inside = compare_file(our, (file, measure.files[again[name]], other.files[our]), found, needed)
             if name != our:
                 inside.add(compare_text([name, again[name], our], Comparison("named", found.names, found.drift)))
             found.files += [our] * (not inside.faults)
             found.add(inside)
-    more = [name for name in converted.files if name not in ours.values()]
+    more = [name for name in other.files if name not in ours.values()]
     found.remarks += [f"written by {found.names[1]} alone: {few(more)}"] * bool(more)
     found.remarks += [f"not read: {few(unread)}"] * bool(unread)
     found.same = len(found.files)
-    found.total = sum(name in again and file.kind != "unread" for name, file in original.files.items())
+    found.total = sum(name in again and file.kind != "unread" for name, file in first.files.items())
     return found
 
 
-def compare_file(name, three, found):
+def compare_file(name, three, found, needed):
     inside = Comparison("written", found.names, found.drift, f"{name}: ")
     if three[0].kind == "values":
         compare_values([file.values for file in three], inside)
     else:
-        compare_text([file.text for file in three], inside, name.endswith(DATA))
+        compare_text([file.text for file in three], inside, needed or "figures" * name.endswith(DATA))
     return inside
 
 
-def compare(original, nudged, converted, drift):
-    """All of it, in the order in which the verdict has it."""
-    runs, names = (original, nudged, converted), (original.name, converted.name)
-    bars, log = ([text_of(run.processes) for run in runs] for text_of in (text_of_bars, text_of_log))
-    return [compare_text([run.stdout for run in runs], Comparison("printed", names, drift)),
-            compare_text([run.errors for run in runs], Comparison("written to stderr", names, drift)),
-            compare_text(bars, Comparison("shown in progress bars", names, drift, noun="bar")),
-            compare_text(log, Comparison("logged", names, drift, noun="figure"), True),
-            compare_files(*runs, Comparison("written", names, drift, noun="file"))]
+def compare(three, names, drift, needed=""):
+    """All of it, in the order in which the verdict has it; needed: "lines", if nothing may be missing."""
+    found = []
+    for stream, (what, noun) in STREAMS.items():
+        texts = [run.text(stream) for run in three]
+        needed_here = needed or "figures" * (stream == "logged")
+        found.append(compare_text(texts, Comparison(what, names, drift, noun=noun), needed_here))
+    return [*found, compare_files(*three, Comparison("written", names, drift, noun="file"), needed)]

@@ -6,9 +6,9 @@ process writes, under its process id,
 
     PID.notes    its records, pickled one after the other
     PID.alive    touched while it computes
-    PID.stdout   what a rank prints, so that lines of two ranks do not mix
-    PID.errors   what its own lines write to stderr, beside what packages write there
     PID.stack    where it is, on SIGUSR2
+    PID.stdout, PID.errors, PID.bars, PID.logged
+                 its text, see STREAMS
 
 and the check has stdout and stderr of the command itself written there.
 """
@@ -23,6 +23,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 VARIABLE = "CHECK_CONVERSION"
+STREAMS = {  # of text: what is done with it, and what its lines are
+    "stdout": ("printed", "line"),  # of each rank by itself, so that lines of two do not mix
+    "errors": ("written to stderr", "line"),  # by lines of the script, beside what packages write there
+    "bars": ("shown in progress bars", "bar"),  # the last state of each of tqdm's: epoch 1: 6/6, loss=0.5
+    "logged": ("logged", "figure"),  # for TensorBoard and wandb: wandb: loss 0.5 for step 1
+}
 
 
 @dataclass
@@ -71,7 +77,6 @@ KINDS = {
     "shuffle": "a sampler began; value: Shuffle",
     "score": "that ReduceLROnPlateau was given",
     "fed": "a tensor that the model was given in training; name: 'Net 0', value: Fed",
-    "forward": "the states of the generators when the model had been called: a checksum by name",
     "loss": "that backward was called on, without a scaler's scale",
     "scale": "a GradScaler's",
     "norm": "of the gradients, before they were clipped",
@@ -85,9 +90,7 @@ KINDS = {
     "after": "the weights: the last record of the step",
     # Of an optimizer, before its first step.
     "parameters": "value: Parameters",
-    # Of the output; what was printed and what lies in files is no record.
-    "bar": "the last state of a tqdm's: 'epoch 1: 6/6, loss=0.5'",
-    "figure": "name: 'wandb: loss', value: the figure, and its step",
+    # Of files.
     "wrote": "name: a file of the copy that was begun anew or renamed",
     "read": "name: a file that torch.load has read",
     "saved": "a checkpoint, by torch.save or safetensors",

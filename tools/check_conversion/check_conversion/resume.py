@@ -4,18 +4,19 @@ seeded, so all three have the same bits, and the first difference is the cause."
 import itertools
 import re
 import sys
+from dataclasses import replace
 
 from check_conversion import outputs
 from check_conversion.causes import of_the_optimizer, other_options
-from check_conversion.files import Tensor
-from check_conversion.judge import check_measure
-from check_conversion.outputs import TOKEN, Comparison, Item, items_of_text
+from check_conversion.files import File, Tensor
+from check_conversion.judge import check_measure, how_it_ended
+from check_conversion.outputs import TOKEN, items_of_text
 from check_conversion.records import FLOORS
 from check_conversion.running import own_error, prepare, run
 from check_conversion.samples import Losses, Relation
 from check_conversion.sketch import apart_in, distance, norm, of_tensors
 from check_conversion.training import Pair
-from check_conversion.verdict import SHOWN, CannotSay, Verdict, few
+from check_conversion.verdict import CannotSay, few, say
 
 NAMES = "the unbroken run", "the restarted one"
 DRIFT = FLOORS["figure"] / 5  # how far figures may part: they are the same
@@ -23,7 +24,7 @@ DRIFT = FLOORS["figure"] / 5  # how far figures may part: they are the same
 CLOCK = re.compile(r"\d:\d|\d{4}-\d\d|\d(ms|s)$")
 BEFORE = re.compile(r"(?i)(?<![a-z])(time|elapsed|duration|seconds|speed|took)(?![a-z])\w*\W{0,3}$")
 AFTER = re.compile(r"(?i) ?(m?s|secs?|seconds?|min|minutes?|hours?|\w*/s)\b")
-TIME = "a time"  # in the place of a figure that is not compared
+ANOTHER = "0time"  # in the place of a figure that is not compared
 
 
 # The three runs.
@@ -74,20 +75,21 @@ def check_killed(whole, killed, step):
 
 def faults(e):
     """Whatever differs, in the order of a step, as causes.py has it for a conversion: the first is the cause."""
-    before, scales, buffers = e.both("before"), e.both("scale"), e.both_named("buffer")
-    drew = other_numbers(e)
+    before, scales, ours = e.both("before"), e.both("scale"), e.shares[0].named("buffer")
+    numbers = f"other random numbers, by {' and '.join(names)}" if (names := other_numbers(e)) else ""
+    also = f"; {numbers}" * bool(numbers)
     if {share.last("optimizer") for share in e.shares} != {e.optimizer}:
         return ["this step is taken by another optimizer"]
-    other_values = "the model is fed values that the unbroken run never feeds it"
+    samples = ("the model is fed values that the unbroken run never feeds it" if e.relation == Relation.VALUES
+               else "other samples")
     return [
-        e.weights.differs(*before) and joined(f"other weights, most in {apart_in(e.names, *before)}", drew),
+        e.weights.differs(*before) and f"other weights, most in {apart_in(e.names, *before)}{also}",
         (options := other_options(e)) and f"{options}: were the states of the optimizer and its schedule loaded?",
         scales[0] != scales[1] and f"GradScaler's scale is {scales[1]} instead of {scales[0]}: was its state loaded?",
         *([
-            e.relation not in (Relation.SAME, Relation.UNKNOWN) and joined(
-                other_values if e.relation == Relation.VALUES else "other samples", drew),
-            e.losses == Losses.OTHER and drew and f"{drew}, for dropout or noise",
-            (names := e.pair.other_buffers(buffers[0], *buffers)) and (
+            e.relation not in (Relation.SAME, Relation.UNKNOWN) and f"{samples}{also}",
+            e.losses == Losses.OTHER and numbers and f"{numbers}, for dropout or noise",
+            (names := e.pair.other_buffers(e.one.named("buffer"), e.one.named("buffer"), ours)) and (
                 f"{names} differs, which no optimizer holds: was it loaded?"),
             e.losses == Losses.OTHER and f"another loss; {e.what_differs}",
             of_the_optimizer(e) and "the gradients agree, the optimizer's step does not: was its state loaded?",
@@ -95,15 +97,10 @@ def faults(e):
 
 
 def other_numbers(e):
-    """Drawn for this step."""
-    one, ours = e.both_named("drew")
-    names = [name for name, (state, moved) in one.items()
-             if name in ours and ours[name][0] != state and (moved or ours[name][1])]
-    return f"other random numbers, by {' and '.join(names)}" if names else ""
-
-
-def joined(*said):
-    return "; ".join(filter(None, said))
+    """Generators that have moved for this step, to another state."""
+    one, ours = e.one.named("drew"), e.shares[0].named("drew")
+    return [name for name, (state, moved) in one.items()
+            if name in ours and ours[name][0] != state and (moved or ours[name][1])]
 
 
 def by_rank(whole, other):
@@ -115,7 +112,7 @@ def first_difference(whole, other, step=0):
     """Between both runs from this step on: which step, and the cause; or None. All ranks are asked for each cause."""
     pairs = [Pair(NAMES, process.since(step), None, [ours]) for process, ours in by_rank(whole, other)]
     for k in range(1, min((len(one.steps) for pair in pairs for one in (pair, pair.ranks[0])), default=0) + 1):
-        for of_ranks in itertools.zip_longest(*(faults(pair.evidence(k)) for pair in pairs)):
+        for of_ranks in itertools.zip_longest(*(faults(pair.follow(k)) for pair in pairs)):
             if found := {rank: fault for rank, fault in enumerate(of_ranks) if fault}:
                 where = f" (on rank {few(map(str, found))})" * (len(found) < len(pairs))
                 return step + k, next(iter(found.values())) + where
@@ -156,45 +153,25 @@ def wrong_beginning(begins, whole, killed, restarted):
     return ""
 
 
-def how_it_ended(run):
-    if run.waits:
-        return "\n  ".join(["it hangs:", *run.waits])
-    if run.status:
-        return f"it fails: {own_error(run.stderr)}"
-    return "" if run.ranks else "it takes no step"
+# Printed lines and files: the unbroken run's are the measure, as far as the restarted run can have them, and once more
+# with other times.
 
-
-# Printed lines and files.
-
-def lines_of(run):
-    """What each rank printed, showed in progress bars and logged."""
-    found = {process.rank: "" for process in run.processes} | run.lines
-    for process in run.processes:
-        found[process.rank] += "\n".join(["", outputs.text_of_bars([process]), outputs.text_of_log([process])])
-    return found
-
-
-def compare_lines(texts, found, from_the_start=False):
-    """The lines that came after the kill, and of each wording as many before as the restarted run has; or all lines.
-    Times are not compared, nor a text that the killed run has in other words."""
+def lines_after(texts, from_the_start=False):
+    """Of one text in all three runs: the lines that came after the kill, and of each wording as many before as the
+    restarted run has; or all lines."""
     whole, killed, restarted = map(items_of_text, texts)
-    expected, again = {}, {}
     if from_the_start and any(len(items) > len(whole[words]) for words, items in killed.items()):
-        found.varying.append(f"{found.place}all of it")
-        return
+        return texts[0], ""  # it has other words each time
+    expected, again = [], []
     for words, items in whole.items():
         seen, ours = killed[words], restarted[words]
         count = len(items) if from_the_start else min(len(items), max(len(ours), len(items) - len(seen)))
-        if count:
-            expected[words] = items[-count:]
-            varying = {place for one, other in zip(items, seen) for place, part in enumerate(one.parts)
-                       if part != other.parts[place]}
-            again[words] = [without(varying | times_in(item.shown), item) for item in items[-count:]]
-    found.compare(expected, again, restarted)
-
-
-def without(times, item):
-    return Item(item.shown, [TIME if place in times else part for place, part in enumerate(item.parts)])
+        varying = {place for one, other in zip(items, seen) for place, part in enumerate(one.parts)
+                   if part != other.parts[place]}
+        for item in items[len(items) - count:]:
+            expected.append(item.shown)
+            again.append(at_another_time(item.shown, varying | times_in(item.shown)))
+    return "\n".join(expected), "\n".join(again)
 
 
 def times_in(line):
@@ -202,52 +179,32 @@ def times_in(line):
             or BEFORE.search(line[max(0, token.start() - 40):token.start()]) or AFTER.match(line, token.end())}
 
 
-def compare_printed(*runs):
-    found, lines = Comparison("printed", NAMES, DRIFT), [*map(lines_of, runs)]
-    for rank in lines[0]:
-        compare_lines([of_run.get(rank, "") for of_run in lines], found)
-    return say_lines(found)
+def at_another_time(line, places):
+    count = itertools.count()
+    return TOKEN.sub(lambda token: ANOTHER if next(count) in places else token[0], line)
 
 
-def say_lines(found):
-    found.say_parted()
-    if found.missing:
-        found.fault(f"not {found.what} by {NAMES[1]}: {few(found.missing)}", None)
-    return found
+def file_at_another_time(file, killed):
+    if file.kind == "text":
+        return File("text", lines_after([file.text, killed.text if killed else "", ""], from_the_start=True)[1])
+    return replace(file, values={name: ANOTHER if not isinstance(value, Tensor) and times_in(f"{name}: {value}") else value
+                                 for name, value in file.values.items()})
 
 
-def compare_file(name, file, killed, restarted):
-    found = Comparison("written", NAMES, DRIFT, f"{name}: ")
-    if not restarted or restarted.kind != file.kind:
-        found.fault(restarted.why or "of another kind" if restarted else f"not there when {NAMES[1]} ends", None)
-    elif file.kind == "unread":
-        found.remarks.append(f"{name} is not compared: {file.why}")
-    elif file.kind == "values":
-        again = {key: TIME if not isinstance(value, Tensor) and times_in(f"{key}: {value}") else value
-                 for key, value in file.values.items()}
-        outputs.compare_values([file.values, again, restarted.values], found)
-    else:
-        texts = [one.text if one else "" for one in (file, killed, restarted)]
-        compare_lines(texts, found, from_the_start=True)
-        say_lines(found)
-    return found
-
-
-def compare_files(whole, killed, restarted, step):
-    """Those that the unbroken run has written anew after the kill, and those that another run has too: all others have
-    another name each time."""
-    found = Comparison("written", NAMES, DRIFT, noun="file")
-    later = {record.name for process in whole.processes for record in process.of("wrote") if record.step >= step}
-    for name, file in whole.files.items():
-        if name in later or name in killed.files or name in restarted.files:
-            inside = compare_file(name, file, killed.files.get(name), restarted.files.get(name))
-            found.add(inside)
-            found.total += file.kind != "unread"
-            found.files += [name] * (file.kind != "unread" and not inside.faults)
-        else:
-            found.varying.append(name)
-    found.same = len(found.files)
-    return found
+def measures(whole, killed, restarted, step):
+    """The unbroken run twice: as it would have been if it had begun at the kill, and at another time. A file that it has
+    not written anew since, and that no other run has, has another name each time."""
+    expected, again = replace(whole, texts={}), replace(whole, texts={})
+    for stream, texts in whole.texts.items():
+        pairs = {rank: lines_after([text, *(run.texts[stream].get(rank, "") for run in (killed, restarted))])
+                 for rank, text in texts.items()}
+        expected.texts[stream], again.texts[stream] = ({rank: f"{pair[k]}\n" for rank, pair in pairs.items()}
+                                                       for k in (0, 1))
+    known = {*killed.files, *restarted.files, *(record.name for process in whole.processes
+                                                for record in process.of("wrote") if record.step >= step)}
+    again.files = {name: file_at_another_time(file, killed.files.get(name)) for name, file in whole.files.items()
+                   if name in known}
+    return expected, again
 
 
 # The verdict.
@@ -261,14 +218,13 @@ def judge(whole, killed, restarted, step):
         where += f", resumed from step {begins[0][0]}"
         if found := first_difference(whole, restarted, begins[0][0]):
             faults.append(f"step {found[0]}: {found[1]}")
-    faults += filter(None, [how_it_ended(restarted)])
+    if end := how_it_ended(whole, restarted):
+        faults.append(end.text)
     if not faults:
-        parts = [compare_printed(whole, killed, restarted), compare_files(whole, killed, restarted, step)]
+        parts = outputs.compare((*measures(whole, killed, restarted, step), restarted), NAMES, DRIFT, needed="lines")
         faults = [fault.text.rstrip() for part in parts for fault in part.faults]
     first = "NOT THE SAME RUN" if faults else "a killed run goes on as if it had never stopped"
     varying = few([name for part in parts for name in part.varying], 1)
-    return Verdict(int(bool(faults)), [
-        f"{first}: {where}", *faults[:SHOWN], *[f"and {len(faults) - SHOWN} more faults"] * (len(faults) > SHOWN),
-        *(f"{part.what}: {part.count}" for part in parts if part.total),
+    return say([f"{first}: {where}"], faults, parts, [
         *[f"times, and what else differs in each run, are not compared: {varying}"] * bool(varying),
         *(remark for part in parts for remark in part.remarks)])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from check_conversion import files, records
-from check_conversion.records import Settings
+from check_conversion.records import STREAMS, Settings
 from check_conversion.verdict import CannotSay
 
 START = Path(__file__).resolve().parent / "start"
@@ -23,15 +23,13 @@ class Run:
     """A run that has ended."""
     name: str  # of its script
     status: int
-    stdout: str
-    stderr: str
-    errors: str  # what the script's own lines wrote to stderr
+    stderr: str  # of the command
+    texts: dict  # of each of STREAMS, by rank; -1 is the command itself, perhaps a launcher
     processes: list
     waits: list = field(default_factory=list)  # where each rank waits, if it hangs
     outlived: list = field(default_factory=list)  # by processes that it started
     files: dict = field(default_factory=dict)  # what it left in its copy of the folder, by their names
     settings: Settings = None
-    lines: dict = field(default_factory=dict)  # what each rank printed, also to stderr; -1: the command itself
 
     @property
     def ranks(self):
@@ -46,6 +44,9 @@ class Run:
     def names(self, kind):
         """Of all records of a kind."""
         return [*dict.fromkeys(record.name for one in self.processes for record in one.of(kind))]
+
+    def text(self, stream):
+        return "".join(text for _, text in sorted(self.texts[stream].items()))
 
 
 def prepare(workspace, again=None, **options):
@@ -152,20 +153,15 @@ def script_of(command):
 
 
 def read_run(name, workspace, settings, status=0, waits=(), outlived=()):
-    folder, copy = Path(settings.records), Path(settings.copy)
-    found, stderr = read_processes(folder), (folder / "stderr").read_text(errors="replace")
-    stdout, errors = (read_texts(folder, stream, settings.root) for stream in ("stdout", "errors"))
-    ranks, lines = {str(one.pid): one.rank for one in found}, collections.defaultdict(str)
-    for process, text in (*stdout.items(), *errors.items()):
-        lines[ranks.get(process, -1)] += text
+    folder, copy, processes = Path(settings.records), Path(settings.copy), read_processes(Path(settings.records))
+    ranks, texts = {str(one.pid): one.rank for one in processes}, {}
+    for stream in STREAMS:
+        texts[stream] = collections.defaultdict(str)
+        for file in sorted(folder.glob(f"*{stream}")):  # without the copy's root, paths are those of the folder itself
+            texts[stream][ranks.get(file.stem, -1)] += file.read_text(errors="replace").replace(settings.root, "")
     left = files.read_all(copy, workspace.unchanged(copy), settings.root)
-    return Run(name, status, "".join(stdout.values()), stderr, "".join(errors.values()), found, [*waits], [*outlived],
-               left, settings, lines)
-
-
-def read_texts(folder, stream, root):
-    """By process. Without the copy's root, paths are those of the folder itself."""
-    return {file.stem: file.read_text(errors="replace").replace(root, "") for file in sorted(folder.glob(f"*{stream}"))}
+    return Run(name, status, (folder / "stderr").read_text(errors="replace"), texts, processes, [*waits], [*outlived],
+               left, settings)
 
 
 def own_error(stderr):

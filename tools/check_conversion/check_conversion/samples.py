@@ -12,10 +12,8 @@ class Relation(Enum):
     SAME = "each of them once"
     WHOLE = "each rank takes the whole batch, instead of its part"
     ALIKE = "all ranks are fed the same samples, so each of them goes through all samples"
-    REPEATED = "samples are repeated"
-    MORE = "samples are added"
+    MORE = "samples are repeated or added"
     LEFT_OUT = "samples are left out"
-    OVERLAP = "samples are repeated, and others left out"
     OTHERS = "samples that the original has in another step"
     VALUES = "values that the original never has"
     UNKNOWN = "cannot be told"
@@ -29,6 +27,9 @@ class Losses(Enum):
     MEAN_OF_SAMPLES = "their mean is, weighted by the ranks' samples"
     OTHER = "none of these"
     UNKNOWN = "one of them is missing or not finite"
+
+
+PARTS = {Losses.MEAN, Losses.SUM, Losses.MEAN_OF_SAMPLES}  # each rank has the loss of its own part
 
 
 def matched(one, other):
@@ -55,18 +56,12 @@ def relate(original, ranks):
     share = found / max(len(original), len(together))
     if found == len(original) == len(together):
         return Relation.SAME, 1
-    if len(ranks) > 1 and all(len(rank) == len(original) == matched(rank, original) for rank in ranks):
-        return Relation.WHOLE, 1
     if len(ranks) > 1 and all(len(rank) == matched(rank, ranks[0]) for rank in ranks):
-        return Relation.ALIKE, share
+        whole = len(ranks[0]) == len(original) == found
+        return (Relation.WHOLE, 1) if whole else (Relation.ALIKE, share)
     if found == len(original):
-        known = all(matched([one], original) for one in together)
-        return (Relation.REPEATED if known else Relation.MORE), share
-    if found == len(together):
-        return Relation.LEFT_OUT, share
-    if all(len(rank) == matched(rank, original) for rank in ranks):
-        return Relation.OVERLAP, share
-    return Relation.OTHERS, share
+        return Relation.MORE, share
+    return (Relation.LEFT_OUT if found == len(together) else Relation.OTHERS), share
 
 
 class Argument:
@@ -81,7 +76,7 @@ class Argument:
         found = {axis: relate(self.along(axis)[0], self.along(axis)[1:]) for axis in ("one", "rows", "columns")}
         axis = max(found, key=lambda axis: (found[axis][0] != Relation.UNKNOWN, found[axis][1]))
         self.relation, self.checksums = found[axis][0], self.along(axis)
-        if self.relation == Relation.REPEATED and len({*self.calls}) > 1:
+        if self.relation == Relation.MORE and len({*self.calls}) > 1:
             self.relation = Relation.UNKNOWN  # the model is called more often with the same samples
         if self.relation == Relation.OTHERS:
             self.relation = self.which_others([number for one in steps for fed, tensor in one.get("fed", [])

@@ -2,12 +2,11 @@
 import collections
 import itertools
 import math
-from dataclasses import dataclass, field
 
 from check_conversion import causes
 from check_conversion.causes import Evidence
 from check_conversion.records import Step
-from check_conversion.samples import Losses, Relation, same_twice
+from check_conversion.samples import PARTS, Losses, Relation, same_twice
 from check_conversion.sketch import LARGE, Measured, distance, norm, of_tensors
 from check_conversion.verdict import CannotSay, Fault, few
 
@@ -72,16 +71,15 @@ def noise_in(steps, nudged):
                     if whose == which and 2 * count > total[which]] for which in total}
 
 
-# What is known of both runs as a whole.
-
 class Pair:
-    """Two runs side by side: one process of the first, and all that train in the second."""
+    """Two runs side by side: one process of the first, and all that train in the second; and how far they agree."""
 
     def __init__(self, names, original, nudged, ranks, in_workers=()):
         """nudged: the original's second run; None where nothing is nudged. in_workers: generators that moved there."""
         self.name, self.converted = names
         self.original, self.nudged, self.ranks = original, nudged or original, ranks
         self.steps, self.in_workers = original.steps, " and ".join(in_workers)
+        # What is known of both as a whole.
         self.lengths = epoch_length(original), epoch_length(ranks[0])
         self.drawn_in_each_step = drawn_in_each_step(self.steps)
         self.on_gpus = {name.partition(" ")[0] for process in (original, *ranks) for step in process.steps
@@ -94,15 +92,20 @@ class Pair:
                 names = original.parameters(which).names
                 self.places[which] = places(names, ours.names, noise.get(which, ()))
                 self.names[which] = [names[place] for place in self.places[which][0]]
-        self.weights = {}
-        self.gradients = collections.Counter()  # how far rounding has parted those of each optimizer
+        # How far rounding has parted what is in the steps so far.
+        self.weights = {}  # of each optimizer
+        self.gradients = collections.Counter()
         self.buffers = collections.defaultdict(lambda: Measured("buffer"))
-        self.first_buffers = 0, ""  # the first step in which some differ, and which
         self.scores = Measured("score")
-        self.whole_before = False  # in a step that agreed, each rank took the whole batch, and its own part's loss
+        self.first_buffers = 0, ""  # the first step in which some differ by more, and which
+        # The steps that agree.
+        self.agreed = 0
+        self.whole = []  # Losses of each in which all take the whole batch
+        self.unseen = 0  # those in which the model was fed nothing
+        self.apart, self.rounding = 0.0, 0.0  # how far the weights part, and how far rounding parts them, of their norm
 
-    def evidence(self, k):
-        """Of step k, with what rounding has parted so far."""
+    def follow(self, k):
+        """The evidence of step k, once what rounding parts in it has been learnt."""
         one, nudged, *shares = (process.steps[k - 1] for process in (self.original, self.nudged, *self.ranks))
         which = one.last("optimizer")
         if {share.last("optimizer") for share in shares} == {which} and which in self.places:
@@ -118,6 +121,27 @@ class Pair:
         if not self.first_buffers[0]:
             self.first_buffers = self.compare_buffers(k, one, nudged, shares)
         return Evidence(self, k, one, nudged, shares)
+
+    def agree(self, e):
+        if e.relation == Relation.WHOLE:
+            self.whole.append(e.losses)
+        self.unseen += not e.one.get("fed")
+        self.agreed, size = e.step, norm(e.one.last("after")) or 1
+        self.apart = max(self.apart, distance(*e.both("after")) / size)
+        self.rounding = max(self.rounding, e.weights.parted / size)
+
+    @property
+    def not_shared_out(self):
+        return self.agreed == len(self.whole) and {*self.whole} == {Losses.EACH}
+
+    @property
+    def parts_of_whole(self):
+        """Whether a rank has taken the whole batch, and the loss of its own part."""
+        return bool({*self.whole} & PARTS)
+
+    @property
+    def hidden_since(self):
+        return min((one.hidden_since for one in self.weights.values() if one.hidden_since), default=0)
 
     def compare_buffers(self, k, one, nudged, shares):
         """Those that no optimizer holds: the step, and which differ, further than rounding has parted them."""
@@ -175,38 +199,10 @@ def unseeded(original, nudged):
 
 # Step by step.
 
-@dataclass
-class Training:
-    """How far both agree, and the first fault."""
-    fault: Fault = None
-    stopped: str = ""  # why no more can be compared
-    steps: int = 0
-    whole: list = field(default_factory=list)  # Losses of each step of which all take the whole batch
-    unseen: int = 0  # steps in which the model was fed nothing
-    weights: float = 0.0  # how far they parted, and how far rounding parts them, of their norm
-    rounding: float = 0.0
-    hidden: int = 0  # the step from which on rounding alone is large
-
-    @property
-    def not_shared_out(self):
-        return self.steps == len(self.whole) and {*self.whole} == {Losses.EACH}
-
-    def follow(self, e):
-        """A step that agrees."""
-        if e.relation == Relation.WHOLE:
-            self.whole.append(e.losses)
-            e.pair.whole_before |= e.losses in (Losses.MEAN, Losses.SUM, Losses.MEAN_OF_SAMPLES)
-        self.unseen += not e.one.get("fed")
-        self.steps, size = e.step, norm(e.one.last("after")) or 1
-        self.weights = max(self.weights, distance(*e.both("after")) / size)
-        self.rounding = max(self.rounding, e.weights.parted / size)
-
-
 def compare(pair, whole=True):
-    """All steps that both have, until one of them goes otherwise; whole: both runs came to their ends."""
-    agree = Training()
+    """The first fault in all steps that both have; whole: both runs came to their ends."""
     for k in range(1, min(len(process.steps) for process in (pair.original, pair.nudged, *pair.ranks)) + 1):
-        e = pair.evidence(k)
+        e = pair.follow(k)
         cause = causes.first(causes.told(e))
         if not cause and e.parted:
             cause = causes.first(causes.fed(e), causes.gradients(e), causes.weights(e))
@@ -214,24 +210,19 @@ def compare(pair, whole=True):
             cause = None, "the weights of both scripts are no longer finite: nothing more can be compared"
         if cause:
             heading, sentence = cause
-            agree.fault = Fault(sentence, heading, k) if heading else None
-            agree.stopped = "" if heading else f"step {k}: {sentence}"
-            return agree
-        agree.follow(e)
-    agree.hidden = min((one.hidden_since for one in pair.weights.values() if one.hidden_since), default=0)
-    if whole:
-        agree.fault = at_the_end(pair, agree.steps)
-    return agree
+            return Fault(sentence, heading, k)
+        pair.agree(e)
+    return at_the_end(pair) if whole else None
 
 
-def at_the_end(pair, steps):
+def at_the_end(pair):
     """Whether both took all their steps, whether these moved any weight, and the last scores."""
     counts = [len(rank.steps) for rank in pair.ranks]
     if {*counts} != {len(pair.steps)}:
         return Fault(f"{pair.name} takes {len(pair.steps)} steps, the ranks take {', '.join(map(str, counts))}",
-                     "Two routes" if len({*counts}) == 1 else "Decisions", steps + 1)
+                     "Two routes" if len({*counts}) == 1 else "Decisions", pair.agreed + 1)
     if not any(one.largest for one in pair.weights.values()):
         raise CannotSay(f"training moves no weight in {pair.name}")
-    e = Evidence(pair, steps, pair.original.tail, pair.nudged.tail, [rank.tail for rank in pair.ranks])
+    e = Evidence(pair, pair.agreed, pair.original.tail, pair.nudged.tail, [rank.tail for rank in pair.ranks])
     heading, sentence = causes.first(causes.other_scores(e)) or ("", "")
-    return Fault(sentence, heading, steps) if sentence else None
+    return Fault(sentence, heading, pair.agreed) if sentence else None

@@ -12,14 +12,14 @@ class CannotSay(Exception):
 @dataclass
 class Fault:
     text: str
-    heading: str  # of the chapter
+    heading: str  # of the chapter; None: it is no fault, but nothing more can be compared
     step: int = 0
     measured: bool = False  # it rests on how far two figures are apart
 
     def __str__(self):
-        step = f"step {self.step}: " if self.step else ""
-        end = "" if self.text.endswith(("?", "\n ")) else "."
-        return f'{step}{self.text}{end} See "{self.heading}" in {CHAPTER}.'
+        text = f"step {self.step}: {self.text}" if self.step else self.text
+        end = "" if text.endswith(("?", "\n ")) else "."
+        return f'{text}{end} See "{self.heading}" in {CHAPTER}.' if self.heading else text
 
 
 @dataclass
@@ -32,3 +32,10 @@ def few(names, most=SHOWN):
     """Three names and a count."""
     names = [*dict.fromkeys(names)]
     return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
+
+
+def say(first, faults, parts, rest):
+    """parts: outputs.Comparison of each kind of output."""
+    more = [f"and {len(faults) - SHOWN} more faults"] * (len(faults) > SHOWN)
+    counts = [f"{part.what}: {part.count}" for part in parts if part.count]
+    return Verdict(int(bool(faults)), [*first, *map(str, faults[:SHOWN]), *more, *counts, *rest])

@@ -102,7 +102,7 @@ def record(text, processes=0, name="train.py", arguments=(), workspace=None, bef
     run = running.read_run(name, ours, settings, status=max(code != 0 for code in codes))
     if not workspace:
         ours.remove()
-    print(run.stdout, run.stderr)  # which pytest shows where a test has failed
+    print(run.text("stdout"), run.stderr)  # which pytest shows where a test has failed
     return run
 
 

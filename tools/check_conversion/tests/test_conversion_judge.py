@@ -58,10 +58,10 @@ def rate(value):
     return lambda options: [{**options[0], "lr": value}]
 
 
-def stdout(*texts):
+def text(*texts, stream="stdout"):
     """Of the original, of the converted script, and of the nudged run, if that is another."""
     original, converted, nudged = (*texts, texts[0])[:3]
-    return lambda three: [vars(run).update(stdout=text) for run, text in zip(three, (original, nudged, converted))]
+    return lambda three: [run.texts.update({stream: {0: text}}) for run, text in zip(three, (original, nudged, converted))]
 
 
 def files(*left):
@@ -116,15 +116,15 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         ([at(7, options=rate(0.1)), noted("score", ["", 1], ["", 1], ["", 2])], 1, "lr 0.1 instead of 0.05, .* given 2 instead"),
         ([lambda three: three[2].ranks[0].tail.put("score", 1)], 1, NOT + "step 12: ReduceLROnPlateau")],
     "lines on stdout, and those that the script itself writes to stderr, as `logging` does": [
-        ([stdout("loss 0.5\n" * 2, "loss 0.5\n" * 4)], 1, ".*printed 4 times instead of 2: loss 0.5. See"),
-        ([stdout("loss 0.5", "done")], 1, "not printed by train_ddp.py in these words: loss 0.5. See"),
-        ([stdout("acc 91.4%\nbest: 0.9", "acc 91.3%\nbest: None")], 1, "acc 91.3% .*best: None"),
-        ([stdout("loss 0.5\nval loss 0.6", "rank 0: loss 0.5 (2 ranks)\nval loss 0.6")], 0, "2 of 2 lines")],
+        ([text("loss 0.5\n" * 2, "loss 0.5\n" * 4)], 1, ".*printed 4 times instead of 2: loss 0.5. See"),
+        ([text("loss 0.5", "done")], 1, "not printed by train_ddp.py in these words: loss 0.5. See"),
+        ([text("acc 91.4%\nbest: 0.9", "acc 91.3%\nbest: None")], 1, "acc 91.3% .*best: None"),
+        ([text("loss 0.5\nval loss 0.6", "rank 0: loss 0.5 (2 ranks)\nval loss 0.6")], 0, "2 of 2 lines")],
     "progress bars of `tqdm`": [
-        ([noted("bar", ["", "9/9"], ["", "9/9"], ["", "8/9"])], 1, "bars differently: train.py: 9/9 train_ddp.py: 8/9")],
+        ([text("9/9", "8/9", stream="bars")], 1, "bars differently: train.py: 9/9 train_ddp.py: 8/9")],
     "figures for TensorBoard, tensorboardX and W&B": [
-        ([noted("figure", *[["loss", (1., None)]] * 4)], 1, "logged 2 times instead of 1: loss 1.0"),
-        ([noted("figure", *(["loss", (1., step)] for step in (1, 1, 2)))], 1, "loss 1.0 for step 2")],
+        ([text("loss 1.0", "loss 1.0\n" * 2, stream="logged")], 1, "logged 2 times instead of 1: loss 1.0"),
+        ([text("loss 1.0 for step 1", "loss 1.0 for step 2", stream="logged")], 1, "loss 1.0 for step 2")],
     "files, as they lie there when the run has ended": [
         ([files({"a.npy": torch.tensor([1., 2.]), "b.npy": torch.tensor([1., 2.]), "c.npy": torch.tensor([1., 2.])},
                 {"a.npy": torch.tensor([1., 2 + 1e-7]), "b.npy": torch.tensor([1., 3.]), "c.npy": torch.ones(1)})], 1, (
@@ -157,9 +157,9 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
     "dropout (set to 0), autocast (turned off), with `--rank-batchnorm` BatchNorm (frozen)": [
         ([noted("batchnorm", None, None, ["frozen"])], 0, SAME + ".*; not compared: BatchNorm, autocast")],
     "what differs in each run of the original (times, addresses)": [
-        ([stdout("12:30:01 loss 0.5\n[96/240]", "12:30:07 loss 0.9\n[48/240]", "00:31:01 loss 0.5\n[96/240]")], 1, (
+        ([text("12:30:01 loss 0.5\n[96/240]", "12:30:07 loss 0.9\n[48/240]", "00:31:01 loss 0.5\n[96/240]")], 1, (
             r"train_ddp.py: 12:30:07 loss 0.9 .*train_ddp.py: \[48/240\]")),
-        ([stdout("loss 0.5\nspike 3", "loss 0.5", "loss 0.5")], 0, "1 of 2 lines the same .*each run of .*: spike 3"),
+        ([text("loss 0.5\nspike 3", "loss 0.5", "loss 0.5")], 0, "1 of 2 lines the same .*each run of .*: spike 3"),
         ([files(*({"a.pt": {"weight": torch.tensor([one])}} for one in (1., 2., 9.)))], 0, "in each run of .*: a.pt: weight")],
     "images, files of other kinds, and files of more than half a gigabyte": [
         ([files({"a.png": None}, {"a.png": None})], 0, r"not read: a.png \(broken\)")],

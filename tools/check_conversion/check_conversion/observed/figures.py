@@ -4,7 +4,7 @@ import builtins
 import contextlib
 import sys
 
-from check_conversion.observed.process import after, before, note, note_save
+from check_conversion.observed.process import after, before, note, note_save, write
 
 
 def note_figures(to, figures, step=None):
@@ -14,7 +14,7 @@ def note_figures(to, figures, step=None):
             continue
         with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
             number = value if isinstance(value, (int, float)) else value.item()  # of one element
-            note("figure", f"{to}: {name}", (float(number), step))
+            write("logged", f"{to}: {name} {float(number)} for step {step}\n")
 
 
 def change_tensorboard(module):
@@ -38,7 +38,7 @@ def note_bar(bar):
         with contextlib.suppress(AttributeError):  # it was never whole
             name = f"{bar.desc.removesuffix(': ')}: " if bar.desc else ""
             count = f"{bar.n}/{bar.total}" if bar.total is not None else f"{bar.n}"
-            note("bar", "", f"{name}{count}" + (f", {bar.postfix}" if bar.postfix else ""))
+            write("bars", f"{name}{count}" + (f", {bar.postfix}" if bar.postfix else "") + "\n")
 
 
 def change_tqdm(module):

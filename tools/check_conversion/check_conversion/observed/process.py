@@ -81,14 +81,18 @@ def of_script(frame):
 
 # Output.
 
+def write(stream, text):
+    with open(settings.file(stream), "a") as file:
+        file.write(text)
+
+
 def note_error(text):
     """What a line of the copy writes, perhaps by a logger; what packages warn of is not the script's."""
     frame = sys._getframe(2).f_back  # None where the interpreter itself prints a traceback
     while frame and re.search("/(logging|loguru)/", frame.f_code.co_filename):
         frame = frame.f_back
     if frame and of_script(frame):
-        with open(settings.file("errors"), "a") as file:
-            file.write(text)
+        write("errors", text)
 
 
 def note_lines():

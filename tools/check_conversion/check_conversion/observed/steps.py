@@ -94,7 +94,6 @@ def leave(module, given, options, result):
         under_way.pop()
         if not under_way:
             note_fed(module, given, options)
-            note("forward", "", generator_states())
 
 
 def note_fed(module, given, options):
