@@ -73,7 +73,7 @@ if checkpoint:
     if rank == 0:
         print(f"{path}: {first_epoch}/{args.epochs} epochs done")
 del checkpoint
-model = DDP(model)
+model = DDP(model)  # backward averages all ranks' gradients
 for epoch in range(first_epoch, args.epochs):
     torch.manual_seed(epoch)  # a resumed run draws what an unbroken one draws
     trained = tested = 0

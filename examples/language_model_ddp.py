@@ -79,7 +79,7 @@ if checkpoint:
     if rank == 0:
         print(f"{path}: {first_epoch}/{args.epochs} epochs done")
 del checkpoint
-model = DDP(model)
+model = DDP(model)  # backward averages all ranks' gradients
 for epoch in range(first_epoch, args.epochs):
     model.train()
     torch.manual_seed(epoch * world_size + rank)  # dropout: masks differ by rank and epoch

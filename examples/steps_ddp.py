@@ -116,7 +116,7 @@ if checkpoint:
     assert saved == step_samples, f"{path} was saved with batch_size x accumulation = {saved}"
     if rank == 0: print(f"{path}: {step}/{max_steps} steps done")
 del checkpoint
-model = DDP(model)
+model = DDP(model)  # backward averages all ranks' gradients
 
 while step < max_steps:  # once an epoch
     epoch, done = divmod(step, epoch_steps)

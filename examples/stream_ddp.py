@@ -72,7 +72,7 @@ def main(args):
         if rank == 0:
             print(f"{path}: {done * args.batch_size} samples done")
     del checkpoint
-    model = DDP(model)
+    model = DDP(model)  # backward averages all ranks' gradients
     # Each backward needs all ranks: one without data uses `nothing` until all are done.
     nothing = torch.zeros(1, 1, dtype=torch.long), torch.full((1, 1), -100)
     batches = itertools.chain(loader, itertools.repeat(nothing))

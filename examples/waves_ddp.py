@@ -100,7 +100,7 @@ if checkpoint:
 del checkpoint
 if device.type != "cpu":  # BatchNorm over the whole batch
     model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-model = DDP(model)
+model = DDP(model)  # backward averages all ranks' gradients
 
 for epoch in range(first_epoch, epochs):
     sampler.set_epoch(epoch)  # otherwise every epoch has the same order

@@ -80,7 +80,7 @@ def main(local_rank, args):
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
     del checkpoint  # otherwise each process keeps a second copy of model and optimizer
-    model = DDP(model, gradient_as_bucket_view=True)  # one copy of the gradients, not two
+    model = DDP(model, gradient_as_bucket_view=True)  # averages all ranks' gradients, in place
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()

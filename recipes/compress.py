@@ -79,7 +79,7 @@ def main(local_rank, args):
         optimizer.load_state_dict(checkpoint["optimizer"])
         epochs_done = checkpoint["epoch"]
     del checkpoint  # otherwise each process keeps a second copy of model and optimizer
-    model = DDP(model, gradient_as_bucket_view=True)  # one copy of the gradients, not two
+    model = DDP(model, gradient_as_bucket_view=True)  # averages all ranks' gradients, in place
     # Gradients are rounded to bfloat16 for the all-reduce. Given the hook itself, torch refuses it
     # where it is built for CPUs alone.
     model.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))

@@ -100,7 +100,7 @@ def main(local_rank, args):
         best, best_epoch = checkpoint["best"]
         epochs_done = checkpoint["epoch"]
     del checkpoint  # otherwise each process keeps a second copy of model and optimizer
-    model = DDP(model, gradient_as_bucket_view=True)  # one copy of the gradients, not two
+    model = DDP(model, gradient_as_bucket_view=True)  # averages all ranks' gradients, in place
 
     for epoch in range(epochs_done, args.total_epochs):
         if epoch > best_epoch + PATIENCE:

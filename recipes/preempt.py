@@ -88,7 +88,7 @@ def main(local_rank, args):
         epochs_done = checkpoint["epoch"]
     begun = (checkpoint or {}).get("total", [0, 0])  # loss, samples of an interrupted epoch
     del checkpoint  # otherwise each process keeps a second copy of model and optimizer
-    model = DDP(model, gradient_as_bucket_view=True)  # one copy of the gradients, not two
+    model = DDP(model, gradient_as_bucket_view=True)  # averages all ranks' gradients, in place
     stop, control = torch.zeros(1), dist.new_group(backend="gloo")  # CPU: no wait for the device
 
     for epoch in range(epochs_done, args.total_epochs):

@@ -36,10 +36,13 @@ def check(args, workspace):
     count = itertools.count(1)
 
     def once(command, **options):
-        print(f"run {next(count)} of 3: {command}", file=sys.stderr, flush=True)
-        settings = prepare(workspace, float64=not args.float32, batchnorm=args.batchnorm, **options)
-        return run(command, workspace, args.patience, settings)
-    return compare(functools.partial(once, args.before), functools.partial(once, args.after))
+        how = f", killed at step {options['killed_at']}" if "killed_at" in options else ", started again" * ("again" in options)
+        print(f"run {next(count)} of 3{how}: {command}", file=sys.stderr, flush=True)
+        return run(command, workspace, args.patience, prepare(workspace, **options))
+    if args.resume:
+        return resume.compare(functools.partial(once, args.resume, intervene=False))
+    told = {"float64": not args.float32, "batchnorm": args.batchnorm}
+    return compare(functools.partial(once, args.before, **told), functools.partial(once, args.after, **told))
 
 
 def parse_args():
@@ -81,7 +84,7 @@ def main():
         signal.signal(number, interrupt)
     try:
         workspace = Workspace(os.getcwd(), args.link, args.without)
-        verdict = (resume.check if args.resume else check)(args, workspace)
+        verdict = check(args, workspace)
         if changed := workspace.changed():
             raise CannotSay(f"{changed[0]} changed during the check: one of the scripts changed it, unless you did")
         print(*verdict.lines, sep="\n")

@@ -3,7 +3,6 @@ the folder until it is killed, at the step after a checkpoint; and once more in 
 seeded, so all three have the same bits, and the first difference is the cause."""
 import itertools
 import re
-import sys
 from dataclasses import replace
 
 from check_conversion import outputs
@@ -12,7 +11,7 @@ from check_conversion.files import File, Tensor
 from check_conversion.judge import check_measure, how_it_ended
 from check_conversion.outputs import TOKEN, items_of_text
 from check_conversion.records import FLOORS
-from check_conversion.running import own_error, prepare, run
+from check_conversion.running import own_error
 from check_conversion.samples import Losses, Relation
 from check_conversion.sketch import apart_in, distance, norm, of_tensors
 from check_conversion.training import Pair
@@ -29,21 +28,14 @@ ANOTHER = "0time"  # in the place of a figure that is not compared
 
 # The three runs.
 
-def check(args, workspace):
-    def once(what, **options):
-        print(f"{what}: {args.resume}", file=sys.stderr, flush=True)
-        return run(args.resume, workspace, args.patience, prepare(workspace, intervene=False, **options))
-    return compare(once)
-
-
 def compare(once):
     """The verdict; once runs the command, with options of records.Settings."""
-    whole = once("run 1 of 3")
+    whole = once()
     check_measure(whole)
     killer, step = where_to_kill(whole)
-    killed = once(f"run 2 of 3, killed at step {step}", killer=killer, killed_at=step)
+    killed = once(killer=killer, killed_at=step)
     check_killed(whole, killed, step)
-    return judge(whole, killed, once("run 3 of 3, started again", again=killed.settings), step)
+    return judge(whole, killed, once(again=killed.settings), step)
 
 
 def where_to_kill(whole):

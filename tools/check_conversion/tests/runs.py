@@ -144,7 +144,7 @@ def check_resuming(text, *arguments, processes=2, name="train_ddp.py", before=""
     Path(name).write_text(text)
     workspace = Workspace(".")
     try:
-        return in_words(lambda: resume.compare(lambda _, **options: record(
+        return in_words(lambda: resume.compare(lambda **options: record(
             text, processes, name, [*map(str, arguments)], workspace, KILL + before, intervene=False, **options)))
     finally:
         workspace.remove()
