@@ -43,7 +43,7 @@ class Evidence:
     def parted(self):
         """Whether a cause is to be looked for: the weights differ afterwards by more than rounding explains, or
         options, or all gradients by a factor that the optimizer does not heed."""
-        return self.weights.differs(*self.both("after")) or bool(other_options(self)) or (
+        return self.weights.differs(*self.both("new_weights")) or bool(other_options(self)) or (
             self.gradients_differ and self.factor is not None)
 
     @cached_property
@@ -134,7 +134,7 @@ def told(e):
         yield "Decisions", (f"{e.name} takes this step with optimizer {e.optimizer + 1}, the ranks with optimizer "
                             f"{' and '.join(str(one + 1) for one in dict.fromkeys(theirs))}, in the order of their "
                             "first steps: all must take the same steps in the same order")
-    if len({len(one) for one in e.both("before")}) > 1:
+    if len({len(one) for one in e.both("old_weights")}) > 1:
         names, ours = (process.parameters(e.optimizer).names for process in (e.pair.original, e.pair.ranks[0]))
         lacking = few(name for name in names if name not in ours) or "none, but has more"
         yield LOAD_FIRST, f"the optimizer holds other parameters than in {e.name}; it lacks {lacking}"
@@ -144,12 +144,12 @@ def told(e):
                                 "decide by the same figure")
     yield from shuffles_of_ranks(e)
     for kind, heading, what in (
-            ("before", LOAD_FIRST, "weights: {}; load or change them on all ranks alike"),
+            ("old_weights", LOAD_FIRST, "weights: {}; load or change them on all ranks alike"),
             ("gradients", THROUGH_DDP, "gradients: {}; call the DDP model itself in each step"),
-            ("after", LOAD_FIRST, "weights after the step: {}")):
+            ("new_weights", LOAD_FIRST, "weights after the step: {}")):
         if apart := ranks_apart(e, kind):
             yield heading, f"ranks 0 and {apart[0]} have different {what.format(apart[1])}"
-    one, ours = e.both("before")
+    one, ours = e.both("old_weights")
     if not e.weights.hidden_since and e.weights.differs(one, ours):
         yield LOAD_FIRST, (
             f"it begins with different weights, most in {apart_in(e.names, one, ours)}: seed both scripts alike"
@@ -404,8 +404,8 @@ def weights(e):
 
 def of_the_optimizer(e):
     """The weights part by far more of their step than the gradients of their norm."""
-    step = distance(*map(e.one.last, ("before", "after"))) or 1
-    return distance(*e.both("after")) / step > 1000 * max(e.apart, 1e-6)
+    step = distance(*map(e.one.last, ("old_weights", "new_weights"))) or 1
+    return distance(*e.both("new_weights")) / step > 1000 * max(e.apart, 1e-6)
 
 
 def first(*causes):

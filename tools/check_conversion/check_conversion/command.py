@@ -23,33 +23,35 @@ from check_conversion.workspace import Workspace
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def compare(before, after):
-    """The verdict; before and after run a command, with options of records.Settings."""
-    converted = after()  # first: it says whether the check needs another option
-    check_start(converted)
-    original = before()
-    check_original(original)
-    return judge(original, before(nudged=True), converted)
+def check_conversion(original, converted):
+    """The verdict; both run their command, with options of records.Settings."""
+    after = converted()  # first: it says whether the check needs another option
+    check_start(after)
+    before = original()
+    check_original(before)
+    return judge(before, original(nudged=True), after)
 
 
 def check(args, workspace):
     count = itertools.count(1)
 
     def once(command, **options):
-        how = f", killed at step {options['killed_at']}" if "killed_at" in options else ", started again" * ("again" in options)
+        how = ", started again" * ("again" in options)
+        if "killed_at" in options:
+            how = f", killed at step {options['killed_at']}"
         print(f"run {next(count)} of 3{how}: {command}", file=sys.stderr, flush=True)
         return run(command, workspace, args.patience, prepare(workspace, **options))
     if args.resume:
-        return resume.compare(functools.partial(once, args.resume, intervene=False))
+        return resume.check_resuming(functools.partial(once, args.resume, intervene=False))
     told = {"float64": not args.float32, "batchnorm": args.batchnorm}
-    return compare(functools.partial(once, args.before, **told), functools.partial(once, args.after, **told))
+    return check_conversion(*(functools.partial(once, one, **told) for one in (args.original, args.converted)))
 
 
 def parse_args():
     parser = argparse.ArgumentParser(
         prog="check-conversion", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("before", nargs="?", help="the command that trains in one process")
-    parser.add_argument("after", nargs="?", help="the command that trains with DDP")
+    parser.add_argument("original", nargs="?", help="the command that trains in one process")
+    parser.add_argument("converted", nargs="?", help="the command that trains with DDP")
     parser.add_argument("--resume", metavar="COMMAND",
                         help="instead: does this one resume as if it had not been killed?")
     parser.add_argument("--sync-batchnorm", dest="batchnorm", action="store_const", const="sync", default="",
@@ -65,7 +67,7 @@ def parse_args():
     parser.add_argument("--patience", type=float, default=60, metavar="SECONDS",
                         help="without activity, a run counts as hung (default: 60)")
     args = parser.parse_args()
-    if bool(args.resume) == bool(args.after) or (args.resume and (args.before or args.float32 or args.batchnorm)):
+    if bool(args.resume) == bool(args.converted) or (args.resume and (args.original or args.float32 or args.batchnorm)):
         parser.error("give two commands, or --resume and one, which is run as it is")
     return args
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-from check_conversion.sketch import describe, sketch, whole
+from check_conversion.sketch import describe, gathered, sketch
 
 MOST = 2**29  # bytes of one file
 STATES = {torch.get_rng_state().shape, torch.Size([16])}  # of torch's generators, the CPU's and CUDA's
@@ -84,7 +84,7 @@ def is_generator_state(value):
 
 
 def describe_tensor(tensor):
-    numbers = whole(tensor).to_dense().double()
+    numbers = gathered(tensor).to_dense().double()
     finite = numbers.nan_to_num(0, 0, 0)
     sizes = torch.asinh(1000 * numbers.nan_to_num(1e30, 1e40, -1e40))  # about their logarithms
     fed = describe(finite)

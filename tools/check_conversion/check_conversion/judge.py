@@ -100,7 +100,7 @@ def judge(original, nudged, converted):
     if converted.ranks:
         drew = [*dict.fromkeys([*original.names("worker drew"), *converted.names("worker drew")])]
         pair = Pair((original.name, converted.name), original.ranks[0], nudged.ranks[0], converted.ranks, drew)
-        fault = training.compare(pair, whole=not end)
+        fault = training.first_fault(pair, to_the_end=not end)
     if fault and not fault.heading and not end:
         raise CannotSay(str(fault))
     if faults := [one for one in (fault, end) if one and one.heading]:
@@ -111,7 +111,7 @@ def judge(original, nudged, converted):
 def judge_outputs(original, nudged, converted, pair):
     """Of the same training."""
     drift = max(pair.rounding, pair.apart, FLOORS["figure"] / 5)
-    parts = outputs.compare((original, nudged, converted), (original.name, converted.name), drift)
+    parts = outputs.compare_outputs((original, nudged, converted), (original.name, converted.name), drift)
     faults = [fault for part in parts for fault in part.faults]
     if pair.hidden_since and not pair.not_shared_out and all(fault.measured for fault in faults):
         raise CannotSay(f"the same up to step {pair.hidden_since - 1} of {pair.agreed}; from there on rounding alone "

@@ -1,8 +1,8 @@
 """What two runs printed, showed, logged and left in files. Text is compared line by line: lines of the same words, in
 their order, number by number; and so are figures of a log, and numbers and strings in a file.
 
-There are always three: the first, its measure, and the other. What the measure has otherwise, by more than rounding, is a
-time, an address or the like: it is not compared. All else has to be the same, as far as rounding moves it.
+There are always three: the first, its measure, and the other. What the measure has otherwise, by more than rounding, is
+a time, an address or the like: it is not compared. All else has to be the same, as far as rounding moves it.
 """
 import collections
 import re
@@ -299,8 +299,8 @@ def compare_files(first, measure, other, found, needed=""):
         elif file.kind == "unread":
             unread.append(f"{our} ({file.why})")
         elif other.files[our].kind != file.kind:
-            found.fault(f"{our} cannot be read as in {found.names[0]}: it is {other.files[our].why or 'of another kind'}",
-                        "Saving")
+            why = other.files[our].why or "of another kind"
+            found.fault(f"{our} cannot be read as in {found.names[0]}: it is {why}", "Saving")
         else:
             inside = compare_file(our, (file, measure.files[again[name]], other.files[our]), found, needed)
             if name != our:
@@ -324,7 +324,7 @@ def compare_file(name, three, found, needed):
     return inside
 
 
-def compare(three, names, drift, needed=""):
+def compare_outputs(three, names, drift, needed=""):
     """All of it, in the order in which the verdict has it; needed: "lines", if nothing may be missing."""
     found = []
     for stream, (what, noun) in STREAMS.items():

@@ -86,8 +86,8 @@ KINDS = {
     "drew": "name: a generator; value: a checksum of its state, and whether it has moved since the step before",
     "buffer": "a tensor that no optimizer holds: a sketch",
     "gradients": "of all its parameters: a sketch",
-    "before": "the weights: a sketch",
-    "after": "the weights: the last record of the step",
+    "old_weights": "the weights: a sketch",
+    "new_weights": "the weights: the last record of the step",
     # Of an optimizer, before its first step.
     "parameters": "value: Parameters",
     # Of files.
@@ -167,7 +167,7 @@ class Process:
         steps = collections.defaultdict(Step)
         for record in records:
             steps[record.step].setdefault(record.kind, []).append((record.name, record.value))
-        self.steps = [steps[number] for number in sorted(steps) if "after" in steps[number]]
+        self.steps = [steps[number] for number in sorted(steps) if "new_weights" in steps[number]]
         self.tail = steps[len(self.steps)]  # what came after the last step
 
     def since(self, step):

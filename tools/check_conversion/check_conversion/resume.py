@@ -1,6 +1,6 @@
-"""Is a run that was killed and started again the run that nobody stopped? The command is run whole; in another copy of
-the folder until it is killed, at the step after a checkpoint; and once more in that copy. Nothing is switched off or
-seeded, so all three have the same bits, and the first difference is the cause."""
+"""Is a run that was killed and started again the run that nobody stopped? The command is run to its end; in another
+copy of the folder until it is killed, at the step after a checkpoint; and once more in that copy. Nothing is switched
+off or seeded, so all three have the same bits, and the first difference is the cause."""
 import itertools
 import re
 from dataclasses import replace
@@ -28,46 +28,46 @@ ANOTHER = "0time"  # in the place of a figure that is not compared
 
 # The three runs.
 
-def compare(once):
+def check_resuming(once):
     """The verdict; once runs the command, with options of records.Settings."""
-    whole = once()
-    check_measure(whole)
-    killer, step = where_to_kill(whole)
+    unbroken = once()
+    check_measure(unbroken)
+    killer, step = where_to_kill(unbroken)
     killed = once(killer=killer, killed_at=step)
-    check_killed(whole, killed, step)
-    return judge(whole, killed, once(again=killed.settings), step)
+    check_killed(unbroken, killed, step)
+    return judge(unbroken, killed, once(again=killed.settings), step)
 
 
-def where_to_kill(whole):
+def where_to_kill(unbroken):
     """The rank that saves, and the step after its middle checkpoint; not before each file that it saves is there."""
-    for process in whole.ranks:
+    for process in unbroken.ranks:
         saved = {record.step for record in process.of("saved")} & {*range(1, len(process.steps))}
         wrote = [record for record in process.of("wrote") if record.step in saved]
         first = {re.sub(r"\d+", "", record.name): record.step for record in reversed(wrote)}
         if wrote:
             moments = sorted({record.step for record in wrote if record.step >= max(first.values())})
             return process.rank, moments[(len(moments) - 1) // 2] + 1
-    if whole.names("saved"):
-        raise CannotSay(f"{whole.name} saves nothing before its last step: let it train longer, or save earlier")
-    raise CannotSay(f"{whole.name} saves nothing by torch.save, torch.distributed.checkpoint or safetensors")
+    if unbroken.names("saved"):
+        raise CannotSay(f"{unbroken.name} saves nothing before its last step: let it train longer, or save earlier")
+    raise CannotSay(f"{unbroken.name} saves nothing by torch.save, torch.distributed.checkpoint or safetensors")
 
 
-def check_killed(whole, killed, step):
+def check_killed(unbroken, killed, step):
     if killed.waits:
-        raise CannotSay(f"{whole.name} hangs in its second run: {' '.join(killed.waits)}")
-    if found := first_difference(whole, killed):
-        raise CannotSay(f"two runs of {whole.name} differ from step {found[0]} on: {found[1]}. Begin it with "
+        raise CannotSay(f"{unbroken.name} hangs in its second run: {' '.join(killed.waits)}")
+    if found := first_difference(unbroken, killed):
+        raise CannotSay(f"two runs of {unbroken.name} differ from step {found[0]} on: {found[1]}. Begin it with "
                         "torch.manual_seed(0), random.seed(0) and numpy.random.seed(0); where GPUs round differently "
                         "each time, CUDA_VISIBLE_DEVICES= lets the check run on CPUs")
     if max((len(process.steps) for process in killed.ranks), default=0) < step:
-        raise CannotSay(f"{whole.name} ends before step {step} in its second run: {own_error(killed.stderr)}")
+        raise CannotSay(f"{unbroken.name} ends before step {step} in its second run: {own_error(killed.stderr)}")
 
 
 # Step by step.
 
 def faults(e):
     """Whatever differs, in the order of a step, as causes.py has it for a conversion: the first is the cause."""
-    before, scales, ours = e.both("before"), e.both("scale"), e.shares[0].named("buffer")
+    before, scales, ours = e.both("old_weights"), e.both("scale"), e.shares[0].named("buffer")
     numbers = f"other random numbers, by {' and '.join(names)}" if (names := other_numbers(e)) else ""
     also = f"; {numbers}" * bool(numbers)
     if {share.last("optimizer") for share in e.shares} != {e.optimizer}:
@@ -95,14 +95,14 @@ def other_numbers(e):
             if name in ours and ours[name][0] != state and (moved or ours[name][1])]
 
 
-def by_rank(whole, other):
+def by_rank(unbroken, other):
     ours = {process.rank: process for process in other.ranks}
-    return [(process, ours[process.rank]) for process in whole.ranks if process.rank in ours]
+    return [(process, ours[process.rank]) for process in unbroken.ranks if process.rank in ours]
 
 
-def first_difference(whole, other, step=0):
+def first_difference(unbroken, other, step=0):
     """Between both runs from this step on: which step, and the cause; or None. All ranks are asked for each cause."""
-    pairs = [Pair(NAMES, process.since(step), None, [ours]) for process, ours in by_rank(whole, other)]
+    pairs = [Pair(NAMES, process.since(step), None, [ours]) for process, ours in by_rank(unbroken, other)]
     for k in range(1, min((len(one.steps) for pair in pairs for one in (pair, pair.ranks[0])), default=0) + 1):
         for of_ranks in itertools.zip_longest(*(faults(pair.follow(k)) for pair in pairs)):
             if found := {rank: fault for rank, fault in enumerate(of_ranks) if fault}:
@@ -111,23 +111,23 @@ def first_difference(whole, other, step=0):
     return None
 
 
-def begins_like(whole, restarted):
+def begins_like(unbroken, restarted):
     """After how many steps the unbroken run had the weights with which a restarted process begins, and which of them
     it had not. Of several steps: that from which on as many are left as are taken."""
     first, parameters, found = restarted.steps[0], restarted.parameters(0), []
-    for k, step in enumerate(whole.steps):
+    for k, step in enumerate(unbroken.steps):
         if step.last("optimizer") == first.last("optimizer"):
-            pairs = zip(parameters.names, *(of_tensors(one.last("before")) for one in (step, first)))
+            pairs = zip(parameters.names, *(of_tensors(one.last("old_weights")) for one in (step, first)))
             others = [name for name, a, b in pairs if distance(a, b) > 4 * parameters.eps * norm(a)]
-            found.append((len(others), abs(len(whole.steps) - k - len(restarted.steps)), k, others))
+            found.append((len(others), abs(len(unbroken.steps) - k - len(restarted.steps)), k, others))
     _, _, k, others = min(found, default=(0, 0, 0, parameters.names))
     return k, others
 
 
-def wrong_beginning(begins, whole, killed, restarted):
+def wrong_beginning(begins, unbroken, killed, restarted):
     """Where it does not begin as it should. begins: of each rank, what begins_like says."""
     k, others = begins[0]
-    left, taken = len(whole.ranks[0].steps) - k, sorted({len(process.steps) for process in restarted.ranks})
+    left, taken = len(unbroken.ranks[0].steps) - k, sorted({len(process.steps) for process in restarted.ranks})
     if len({one for one, _ in begins}) > 1:
         return "the ranks begin with different weights: " + ", ".join(
             f"rank {rank} with those of step {one}" for rank, (one, _) in enumerate(begins))
@@ -151,11 +151,11 @@ def wrong_beginning(begins, whole, killed, restarted):
 def lines_after(texts, from_the_start=False):
     """Of one text in all three runs: the lines that came after the kill, and of each wording as many before as the
     restarted run has; or all lines."""
-    whole, killed, restarted = map(items_of_text, texts)
-    if from_the_start and any(len(items) > len(whole[words]) for words, items in killed.items()):
+    unbroken, killed, restarted = map(items_of_text, texts)
+    if from_the_start and any(len(items) > len(unbroken[words]) for words, items in killed.items()):
         return texts[0], ""  # it has other words each time
     expected, again = [], []
-    for words, items in whole.items():
+    for words, items in unbroken.items():
         seen, ours = killed[words], restarted[words]
         count = len(items) if from_the_start else min(len(items), max(len(ours), len(items) - len(seen)))
         varying = {place for one, other in zip(items, seen) for place, part in enumerate(one.parts)
@@ -179,41 +179,43 @@ def at_another_time(line, places):
 def file_at_another_time(file, killed):
     if file.kind == "text":
         return File("text", lines_after([file.text, killed.text if killed else "", ""], from_the_start=True)[1])
-    return replace(file, values={name: ANOTHER if not isinstance(value, Tensor) and times_in(f"{name}: {value}") else value
-                                 for name, value in file.values.items()})
+    times = {name for name, value in file.values.items()
+             if not isinstance(value, Tensor) and times_in(f"{name}: {value}")}
+    return replace(file, values={**file.values, **dict.fromkeys(times, ANOTHER)})
 
 
-def measures(whole, killed, restarted, step):
-    """The unbroken run twice: as it would have been if it had begun at the kill, and at another time. A file that it has
-    not written anew since, and that no other run has, has another name each time."""
-    expected, again = replace(whole, texts={}), replace(whole, texts={})
-    for stream, texts in whole.texts.items():
+def measures(unbroken, killed, restarted, step):
+    """The unbroken run twice: as it would have been if it had begun at the kill, and at another time. A file that it
+    has not written anew since, and that no other run has, has another name each time."""
+    expected, again = replace(unbroken, texts={}), replace(unbroken, texts={})
+    for stream, texts in unbroken.texts.items():
         pairs = {rank: lines_after([text, *(run.texts[stream].get(rank, "") for run in (killed, restarted))])
                  for rank, text in texts.items()}
         expected.texts[stream], again.texts[stream] = ({rank: f"{pair[k]}\n" for rank, pair in pairs.items()}
                                                        for k in (0, 1))
-    known = {*killed.files, *restarted.files, *(record.name for process in whole.processes
+    known = {*killed.files, *restarted.files, *(record.name for process in unbroken.processes
                                                 for record in process.of("wrote") if record.step >= step)}
-    again.files = {name: file_at_another_time(file, killed.files.get(name)) for name, file in whole.files.items()
+    again.files = {name: file_at_another_time(file, killed.files.get(name)) for name, file in unbroken.files.items()
                    if name in known}
     return expected, again
 
 
 # The verdict.
 
-def judge(whole, killed, restarted, step):
-    begins = [begins_like(*pair) for pair in by_rank(whole, restarted)]
-    faults, parts, where = [], [], f"killed at step {step} of {len(whole.ranks[0].steps)}"
-    if begins and (fault := wrong_beginning(begins, whole, killed, restarted)):
+def judge(unbroken, killed, restarted, step):
+    begins = [begins_like(*pair) for pair in by_rank(unbroken, restarted)]
+    faults, parts, where = [], [], f"killed at step {step} of {len(unbroken.ranks[0].steps)}"
+    if begins and (fault := wrong_beginning(begins, unbroken, killed, restarted)):
         faults.append(fault)
     elif begins:
         where += f", resumed from step {begins[0][0]}"
-        if found := first_difference(whole, restarted, begins[0][0]):
+        if found := first_difference(unbroken, restarted, begins[0][0]):
             faults.append(f"step {found[0]}: {found[1]}")
-    if end := how_it_ended(whole, restarted):
+    if end := how_it_ended(unbroken, restarted):
         faults.append(end.text)
     if not faults:
-        parts = outputs.compare((*measures(whole, killed, restarted, step), restarted), NAMES, DRIFT, needed="lines")
+        three = *measures(unbroken, killed, restarted, step), restarted
+        parts = outputs.compare_outputs(three, NAMES, DRIFT, needed="lines")
         faults = [fault.text.rstrip() for part in parts for fault in part.faults]
     first = "NOT THE SAME RUN" if faults else "a killed run goes on as if it had never stopped"
     varying = few([name for part in parts for name in part.varying], 1)

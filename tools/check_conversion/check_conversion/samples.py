@@ -72,6 +72,7 @@ class Argument:
         self.fed = [[one for known, one in each.get("fed", []) if known == name] for each in (step, *shares)]
         self.calls = [sum(not one.one for one in each) for each in self.fed]
         self.whole_numbers = any(one.whole_numbers for one in self.fed[0])
+        self.padded = len({frozenset(tuple(one.shape[1:]) for one in each) for each in self.fed}) > 1  # to the longest
         # By whichever dimension the samples are told apart: a list's elements, rows or columns.
         found = {axis: relate(self.along(axis)[0], self.along(axis)[1:]) for axis in ("one", "rows", "columns")}
         axis = max(found, key=lambda axis: (found[axis][0] != Relation.UNKNOWN, found[axis][1]))
@@ -91,11 +92,9 @@ class Argument:
         ours = [*itertools.chain(*self.checksums[1:])]
         if not self.whole_numbers and matched(known, ours) <= 0.5 * len({*ours}):
             return Relation.VALUES
-        # Parts are as wide as their longest sample: tokens[:, :-1] cuts that one alone.
-        widths = {frozenset(tuple(one.shape[1:]) for one in each) for each in self.fed}
         original, *ranks = self.along("rows")
-        if len(widths) > 1 and 2 * matched(original, itertools.chain(*ranks)) > sum(map(len, ranks)):
-            return Relation.UNKNOWN
+        if self.padded and 2 * matched(original, itertools.chain(*ranks)) > sum(map(len, ranks)):
+            return Relation.UNKNOWN  # tokens[:, :-1] cuts the longest sample alone
         return Relation.OTHERS
 
 
@@ -118,6 +117,13 @@ class Samples:
         self.sizes = f"{name} was fed {shapes(step)}, the ranks {', '.join(map(shapes, shares))}"
         found = [Argument(one, step, shares, steps) for one in same_twice(step, nudged)
                  if all(one in share.named("fed") for share in shares)]
+        # Beside samples that are known to be the same, whole numbers say nothing that count from the batch's beginning,
+        # as a graph's edges do, or that are padded.
+        known = [one for one in found if one.relation == Relation.SAME
+                 and 2 * len({*one.checksums[0]}) > len(one.checksums[0])]
+        features = [one for one in known if not one.whole_numbers]
+        found = [one for one in found if one.relation in (Relation.SAME, Relation.WHOLE) or not one.whole_numbers
+                 or not (features or (known and one.padded))]
         # What all samples share, a graph perhaps, says nothing beside what they do not.
         telling = [one for one in found if one.relation not in (Relation.WHOLE, Relation.UNKNOWN)]
         self.relations = {one.name: one.relation for one in found}

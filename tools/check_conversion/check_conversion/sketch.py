@@ -30,7 +30,7 @@ def folded(flat):
     return sum(some @ part.double() for some, part in zip(factors.split(64), folds.split(64)))  # little memory
 
 
-def whole(tensor):
+def gathered(tensor):
     """All of a tensor of which each rank has a share: all ranks must call this."""
     tensor = tensor.detach()
     tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -46,7 +46,7 @@ def sketch(tensors):
         if tensor is None or not tensor.numel():
             found.append(torch.zeros(BUCKETS))
             continue
-        flat = whole(tensor).to_dense().flatten()
+        flat = gathered(tensor).to_dense().flatten()
         size = BUCKETS if flat.numel() <= ROWS * BUCKETS else ROWS * BUCKETS
         flat = torch.nn.functional.pad(flat, (0, -flat.numel() % size))
         rows = (folded(flat) if size > BUCKETS else flat.double()).view(-1, BUCKETS)
@@ -68,7 +68,7 @@ def describe(tensor, in_a_list=False):
     """What the same samples are known again by."""
     fed = Fed(list(tensor.shape), not (tensor.is_floating_point() or tensor.is_complex()))
     try:
-        numbers = whole(tensor)
+        numbers = gathered(tensor)
         if in_a_list:
             fed.one = checksums(numbers.reshape(1, -1))
         if tensor.dim():

@@ -22,10 +22,10 @@ class Weights(Measured):
         self.hidden_since = 0  # the step from which on rounding alone is large
 
     def follow(self, k, one, nudged):
-        for kind in ("before", "after"):
+        for kind in ("old_weights", "new_weights"):
             a, b = one.last(kind), nudged.last(kind)
             self.parted = max(self.parted, distance(a, b), self.eps * norm(a))  # one rounding at least
-        moved = distance(one.last("after"), self.start)
+        moved = distance(one.last("new_weights"), self.start)
         if math.isfinite(moved):  # weights that are NaN have not been moved by any measure
             self.largest = moved
         if self.parted <= LARGE * moved or not moved:  # what was not trained hides nothing
@@ -39,7 +39,7 @@ class Weights(Measured):
 def compared(step, places):
     """The step with those of its optimizer's tensors that are compared, in this order."""
     taken = Step(step)
-    for kind in ("before", "after", "gradients"):
+    for kind in ("old_weights", "new_weights", "gradients"):
         tensors = of_tensors(step.last(kind))
         taken.put(kind, [number for place in places if place < len(tensors) for number in tensors[place]])
     return taken
@@ -113,7 +113,7 @@ class Pair:
             one, nudged = (compared(step, mine) for step in (one, nudged))
             shares = [compared(share, theirs) for share in shares]
         if which not in self.weights:
-            self.weights[which] = Weights(one.last("before"), self.original.parameters(which).eps)
+            self.weights[which] = Weights(one.last("old_weights"), self.original.parameters(which).eps)
         self.weights[which].follow(k, one, nudged)
         self.gradients[which] = max(self.gradients[which], distance(one.last("gradients"), nudged.last("gradients")))
         for a, b in zip(one.all("score"), nudged.all("score")):
@@ -126,8 +126,8 @@ class Pair:
         if e.relation == Relation.WHOLE:
             self.whole.append(e.losses)
         self.unseen += not e.one.get("fed")
-        self.agreed, size = e.step, norm(e.one.last("after")) or 1
-        self.apart = max(self.apart, distance(*e.both("after")) / size)
+        self.agreed, size = e.step, norm(e.one.last("new_weights")) or 1
+        self.apart = max(self.apart, distance(*e.both("new_weights")) / size)
         self.rounding = max(self.rounding, e.weights.parted / size)
 
     @property
@@ -187,7 +187,7 @@ def unseeded(original, nudged):
     """What shows that the original draws other numbers each time."""
     eps = original.parameters(0).eps
     for k, (a, b) in enumerate(zip(original.steps, nudged.steps), 1):
-        if distance(a.last("before"), b.last("before")) > 100 * eps * norm(a.last("before")):
+        if distance(a.last("old_weights"), b.last("old_weights")) > 100 * eps * norm(a.last("old_weights")):
             return "it begins with different weights" if k == 1 else ""  # rounding, which the rest may follow
         states = {name: state for name, (state, _) in b.named("drew").items()}
         if drawn := [name for name, (state, moved) in a.named("drew").items() if moved and states.get(name) != state]:
@@ -199,20 +199,20 @@ def unseeded(original, nudged):
 
 # Step by step.
 
-def compare(pair, whole=True):
-    """The first fault in all steps that both have; whole: both runs came to their ends."""
+def first_fault(pair, to_the_end=True):
+    """In all steps that both have; to_the_end: both runs came to it."""
     for k in range(1, min(len(process.steps) for process in (pair.original, pair.nudged, *pair.ranks)) + 1):
         e = pair.follow(k)
         cause = causes.first(causes.told(e))
         if not cause and e.parted:
             cause = causes.first(causes.fed(e), causes.gradients(e), causes.weights(e))
-        if not cause and not all(map(math.isfinite, e.one.last("after"))):
+        if not cause and not all(map(math.isfinite, e.one.last("new_weights"))):
             cause = None, "the weights of both scripts are no longer finite: nothing more can be compared"
         if cause:
             heading, sentence = cause
             return Fault(sentence, heading, k)
         pair.agree(e)
-    return at_the_end(pair) if whole else None
+    return at_the_end(pair) if to_the_end else None
 
 
 def at_the_end(pair):

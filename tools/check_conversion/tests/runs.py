@@ -123,7 +123,7 @@ def in_words(verdict):
 
 def check(before, after, processes=2, arguments=(), name="train_ddp.py", **options):
     """As the command does."""
-    return in_words(lambda: command.compare(functools.partial(record_once, before, arguments=arguments, **options),
+    return in_words(lambda: command.check_conversion(functools.partial(record_once, before, arguments=arguments, **options),
                                             functools.partial(record, after, processes, name, arguments, **options)))
 
 
@@ -144,7 +144,7 @@ def check_resuming(text, *arguments, processes=2, name="train_ddp.py", before=""
     Path(name).write_text(text)
     workspace = Workspace(".")
     try:
-        return in_words(lambda: resume.compare(lambda **options: record(
+        return in_words(lambda: resume.check_resuming(lambda **options: record(
             text, processes, name, [*map(str, arguments)], workspace, KILL + before, intervene=False, **options)))
     finally:
         workspace.remove()

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 import torch
-from check_conversion.command import compare
+from check_conversion.command import check_conversion
 from check_conversion.files import File, with_values
 from check_conversion.records import Process, Record
 from runs import RICH, TOOL, in_words, record
@@ -84,7 +84,7 @@ ERROR = """[rank1]:   File "/home/me/train_ddp.py", line 9, in <module>
 [rank1]: ValueError: my own
 RuntimeError: what came later"""
 KEYS = "memory.keys", array("d", [9.])
-OTHERWISE = at(3, gradients=times(1.5), after=times(1.01))  # by the keys of the step before
+OTHERWISE = at(3, gradients=times(1.5), new_weights=times(1.01))  # by the keys of the step before
 NAN = float("nan")
 NOT, SAME, UNKNOWN = "^NOT THE SAME TRAINING ", "^the same training: 12 steps with 2 processes", "^cannot be judged: "
 CSV = "epoch,loss\n1,0.50000000\n2,0.25000000\n"
@@ -92,13 +92,13 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
     "weights": [
         ([], 0, SAME + r", SyncBatchNorm; not compared: autocast weights within \de-1\d of their norm; rounding alone moves "
          r"them by \de-1\d printed: 2 of 2 lines the same shown in progress bars: 2 of 2 bars the same written: 2 of 2 files"),
-        ([at(1, before=times(1.1))], 1, NOT + "step 1: it begins with different weights.*Load first"),
-        ([at(7, before=times(1.1))], 1, NOT + "step 7: the weights differ before the"),
-        ([at(12, [1], after=times(1.1))], 1, NOT + "step 12: ranks 0 and 1 have different weights"),
-        ([at(7, after=times(NAN))], 1, NOT + "step 7: "),
-        ([at(2, after=times(1.01))], 1, NOT + "step 2: .*gradients agree, but the optimizer's")],
+        ([at(1, old_weights=times(1.1))], 1, NOT + "step 1: it begins with different weights.*Load first"),
+        ([at(7, old_weights=times(1.1))], 1, NOT + "step 7: the weights differ before the"),
+        ([at(12, [1], new_weights=times(1.1))], 1, NOT + "step 12: ranks 0 and 1 have different weights"),
+        ([at(7, new_weights=times(NAN))], 1, NOT + "step 7: "),
+        ([at(2, new_weights=times(1.01))], 1, NOT + "step 2: .*gradients agree, but the optimizer's")],
     "samples, losses, gradients, random numbers, learning rates and other options": [
-        ([at(1, after=times(1.01), gradients=times(0))], 1, NOT + "step 1: there are no gradients"),
+        ([at(1, new_weights=times(1.01), gradients=times(0))], 1, NOT + "step 1: there are no gradients"),
         ([at(7, [1], options=rate(0.02))], 1, NOT + "step 7: ranks 0 and 1 have different .*: lr 0.02"),
         ([noted("drew", ("torch", (1, True)), ("torch", (2, True)), step=1)], 2, UNKNOWN + (
             r"train.py draws different random numbers in each run \(step 1: by torch\)"))],
@@ -165,10 +165,10 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         ([files({"a.png": None}, {"a.png": None})], 0, r"not read: a.png \(broken\)")],
     "parameters whose gradient is nothing but rounding": [([], 0, "because the gradient is nothing but rounding: 0.bias")],
     "all steps from which on rounding decides, or weights are no longer finite": [
-        ([at(k, [0], 1, after=times(1.1)) for k in range(4, 13)], 2, UNKNOWN + "the same up to step 3 of 12; from there on"),
-        ([at(3, [0], 1, gradients=turned), at(3, gradients=turned, after=times(1.01))], 2, UNKNOWN + (
+        ([at(k, [0], 1, new_weights=times(1.1)) for k in range(4, 13)], 2, UNKNOWN + "the same up to step 3 of 12; from"),
+        ([at(3, [0], 1, gradients=turned), at(3, gradients=turned, new_weights=times(1.01))], 2, UNKNOWN + (
             "step 3: from here on rounding alone moves the gradients of train.py as far, most in 0.weight")),
-        ([at(1, [0], 0, after=times(NAN)), at(1, after=times(NAN))], 2, UNKNOWN + "step 1: the weights of both scripts")],
+        ([at(1, [0], 0, new_weights=times(NAN)), at(1, new_weights=times(NAN))], 2, UNKNOWN + "step 1: the weights of both")],
     "what packages write to stderr": [([end(stderr="loss 0.7")], 0, "^(?!.*0.7)" + SAME[1:])]}
 
 
@@ -184,7 +184,7 @@ def test_the_verdict_follows_from_what_was_noted(changes, status, says):
     three = copy.deepcopy(recorded())
     for change in changes:
         change(three)
-    found, said = in_words(lambda: compare(lambda nudged=False, **_: three[nudged], lambda **_: three[2]))
+    found, said = in_words(lambda: check_conversion(lambda nudged=False, **_: three[nudged], lambda **_: three[2]))
     assert found == status and re.search(says, said)
 
 

@@ -4,7 +4,7 @@ import builtins
 import contextlib
 import sys
 
-from check_conversion.observed.process import after, before, note, note_save, write
+from check_conversion.observed.process import note, note_save, on_call, on_return, write
 
 
 def note_figures(to, figures, step=None):
@@ -23,13 +23,13 @@ def change_tensorboard(module):
 
     def note_scalars(writer, main_tag, tag_scalar_dict, global_step=None, *_, **__):
         note_figures("TensorBoard", {main_tag: tag_scalar_dict}, global_step)
-    before(module.SummaryWriter, "add_scalar", note_scalar)
-    before(module.SummaryWriter, "add_scalars", note_scalars)
+    on_call(module.SummaryWriter, "add_scalar", note_scalar)
+    on_call(module.SummaryWriter, "add_scalars", note_scalars)
 
 
 def change_wandb(module):
     """wandb.log is the run's own; a run that is disabled, on all ranks but one perhaps, has another."""
-    before(module.Run, "log", lambda run, data, step=None, *_, **__: note_figures("wandb", data, step))
+    on_call(module.Run, "log", lambda run, data, step=None, *_, **__: note_figures("wandb", data, step))
 
 
 def note_bar(bar):
@@ -43,13 +43,13 @@ def note_bar(bar):
 
 def change_tqdm(module):
     """tqdm.std, whose bars all others inherit from."""
-    before(module.tqdm, "close", note_bar)
+    on_call(module.tqdm, "close", note_bar)
 
 
 def change_safetensors(module):
     """Its files are written in Rust, where Python sees nothing of it."""
-    before(module, "save_file", lambda tensors, filename, *_, **__: note_save(tensors, filename))
-    after(module, "save_file", lambda *_, **__: note("saved"))
+    on_call(module, "save_file", lambda tensors, filename, *_, **__: note_save(tensors, filename))
+    on_return(module, "save_file", lambda *_, **__: note("saved"))
 
 
 CHANGES = {"torch.utils.tensorboard.writer": change_tensorboard, "tensorboardX.writer": change_tensorboard,
@@ -65,5 +65,5 @@ def change_imported(*_, **__):
 
 
 def install():
-    after(builtins, "__import__", change_imported)
+    on_return(builtins, "__import__", change_imported)
     change_imported()  # what torch has imported

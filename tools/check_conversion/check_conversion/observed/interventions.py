@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from check_conversion.observed import process, steps
-from check_conversion.observed.process import after, before, note, of_script, replace, settings
+from check_conversion.observed.process import note, of_script, on_call, on_return, replace, settings
 
 # No dropout, and no autocast.
 
@@ -121,7 +121,7 @@ def compute_in_float64():
     for name in ("tensor", "as_tensor", "from_numpy", "zeros", "ones", "empty", "full", "rand", "randn", "arange"):
         replace(torch, name, make_in_float64)
     replace(_BaseDataLoaderIter, "__next__", lambda load, iterator: tree_map(in_float64, load(iterator)))
-    before(torch.autograd, "backward", check_precision)
+    on_call(torch.autograd, "backward", check_precision)
     torch.nn.modules.module.register_module_forward_pre_hook(feed_in_float64)
 
 
@@ -216,7 +216,7 @@ def run_faster(began, clock):
 
 def be_second_run():
     """The time of day differs by its time zone, see running.py."""
-    after(Optimizer, "add_param_group", lambda result, optimizer, group: nudge(group["params"]))
+    on_return(Optimizer, "add_param_group", lambda result, optimizer, group: nudge(group["params"]))
     register_optimizer_step_post_hook(lambda optimizer, *_: nudge(steps.parameters_of(optimizer)))  # once it is noted
     for name in ("time", "perf_counter", "monotonic", "process_time"):
         replace(time, name, functools.partial(run_faster, getattr(time, name)()))
@@ -228,8 +228,8 @@ def install():
     replace(F, "scaled_dot_product_attention", attend_to_all)
     replace(torch.Tensor, "bernoulli_", keep_all)
     torch.nn.modules.module.register_module_forward_pre_hook(hold_dropout)
-    after(torch.autocast, "__init__", turn_off)
-    before(torch.autocast, "__enter__", note_autocast)
+    on_return(torch.autocast, "__init__", turn_off)
+    on_call(torch.autocast, "__enter__", note_autocast)
     replace(F, "batch_norm", normalize_as_asked)
     replace(SyncBatchNorm, "forward", synchronise)
     DistributedDataParallel._passing_sync_batchnorm_handle = lambda *_: None  # refuses CPUs

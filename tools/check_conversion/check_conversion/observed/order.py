@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
 
 from check_conversion.observed import process
-from check_conversion.observed.process import after, before, replace
+from check_conversion.observed.process import on_call, on_return, replace
 from check_conversion.observed.steps import disregard_draws
 from check_conversion.records import Shuffle
 
@@ -79,8 +79,8 @@ def note_loader(loader):
 
 
 def install():
-    before(DataLoader, "__iter__", note_loader)
-    after(DataLoader, "__iter__", disregard_draws)
+    on_call(DataLoader, "__iter__", note_loader)
+    on_return(DataLoader, "__iter__", disregard_draws)
     replace(RandomSampler, "__iter__", shuffle)
     replace(SubsetRandomSampler, "__iter__", shuffle)
     replace(DistributedSampler, "__iter__", share_out)

@@ -58,7 +58,7 @@ def replace(owner, name, replacement):
     setattr(owner, name, replaced)
 
 
-def before(owner, name, action):
+def on_call(owner, name, action):
     """Before each call an action is done with what the function is given."""
     def act_and_go(function, *given, **options):
         action(*given, **options)
@@ -66,7 +66,7 @@ def before(owner, name, action):
     replace(owner, name, act_and_go)
 
 
-def after(owner, name, action):
+def on_return(owner, name, action):
     """After each call an action is done with its result, and with what the function was given."""
     def go_and_act(function, *given, **options):
         result = function(*given, **options)
@@ -153,9 +153,9 @@ def install():
     if "RANK" in os.environ:
         note_lines()
         note("group")
-    before(sys.stderr, "write", note_error)
+    on_call(sys.stderr, "write", note_error)
     faulthandler.register(signal.SIGUSR2, open(settings.file("stack"), "w"), all_threads=False)
     torch.nn.modules.module.register_module_forward_pre_hook(be_alive)
-    before(torch, "save", note_save)
-    before(torch, "load", lambda file, *_, **__: note_file("read", getattr(file, "name", file)))
+    on_call(torch, "save", note_save)
+    on_call(torch, "load", lambda file, *_, **__: note_file("read", getattr(file, "name", file)))
     sys.addaudithook(watch)

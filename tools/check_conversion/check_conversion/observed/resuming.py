@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from check_conversion import running
 from check_conversion.observed import process, steps
-from check_conversion.observed.process import after, note, settings
+from check_conversion.observed.process import note, on_return, settings
 
 
 def kill_at_step(*_):
@@ -26,8 +26,8 @@ def kill_at_step(*_):
 
 
 def install():
-    after(torch, "save", lambda *_, **__: note("saved"))
-    after(DataLoader, "__iter__", lambda *_: steps.disregard_draws())  # of its workers' seed, if it has any
+    on_return(torch, "save", lambda *_, **__: note("saved"))
+    on_return(DataLoader, "__iter__", lambda *_: steps.disregard_draws())  # of its workers' seed, if it has any
     # DDP forms its buckets anew after the first step: a restarted run would do so later, and round its sums otherwise.
     dist.Reducer._rebuild_buckets = lambda *_: False
     register_optimizer_step_post_hook(kill_at_step)  # after steps.py has counted the step

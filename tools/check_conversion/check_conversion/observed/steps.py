@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 from torch.utils.data._utils import fetch as fetching
 
 from check_conversion.observed import modules, process
-from check_conversion.observed.process import after, before, note, replace
+from check_conversion.observed.process import note, on_call, on_return, replace
 from check_conversion.sketch import describe, sketch
 
 # Switches that say how an optimizer computes, not what.
@@ -184,7 +184,7 @@ def note_gradients(optimizer):
     note_draws()
     modules.note_buffers(process.steps + 1, [one for held in optimizers for one in parameters_of(held)])
     note("gradients", "", noted["gradients"])
-    note("before", "", sketch(parameters))
+    note("old_weights", "", sketch(parameters))
 
 
 def before_step(optimizer, given, options):
@@ -212,25 +212,25 @@ def after_step(optimizer, given, options):
         return
     if not any(noted["gradients"]) and all(group.get("lr") == 0 for group in noted["options"]):
         return  # torch.distributed.checkpoint makes an optimizer's state by such a step
-    note("after", "", sketch(parameters_of(optimizer)))
+    note("new_weights", "", sketch(parameters_of(optimizer)))
     process.steps += 1
 
 
 def install():
     torch.nn.modules.module.register_module_forward_pre_hook(enter)
     torch.nn.modules.module.register_module_forward_hook(leave, with_kwargs=True, always_call=True)
-    after(Optimizer, "add_param_group", lambda result, optimizer, group: optimizers.add(optimizer))
-    before(torch.autograd, "backward", note_loss)
+    on_return(Optimizer, "add_param_group", lambda result, optimizer, group: optimizers.add(optimizer))
+    on_call(torch.autograd, "backward", note_loss)
     clip = torch.nn.utils.clip_grad
-    after(clip, "clip_grad_norm_", note_norm)
+    on_return(clip, "clip_grad_norm_", note_norm)
     torch.nn.utils.clip_grad_norm_ = clip.clip_grad_norm_
-    before(ReduceLROnPlateau, "step", lambda scheduler, metrics, *_, **__: note("score", "", float(metrics)))
-    after(torch.amp.GradScaler, "__init__", note_scaler)
-    after(torch.amp.GradScaler, "scale", note_scaled)
-    before(torch.amp.GradScaler, "unscale_", lambda *_: scaled.clear())
-    before(torch.amp.GradScaler, "step", note_scaler_step)
-    before(dist, "init_process_group", lambda *_, **__: note("group"))
-    after(dist, "init_process_group", lambda *_, **__: note("group"))
+    on_call(ReduceLROnPlateau, "step", lambda scheduler, metrics, *_, **__: note("score", "", float(metrics)))
+    on_return(torch.amp.GradScaler, "__init__", note_scaler)
+    on_return(torch.amp.GradScaler, "scale", note_scaled)
+    on_call(torch.amp.GradScaler, "unscale_", lambda *_: scaled.clear())
+    on_call(torch.amp.GradScaler, "step", note_scaler_step)
+    on_call(dist, "init_process_group", lambda *_, **__: note("group"))
+    on_return(dist, "init_process_group", lambda *_, **__: note("group"))
     for kind in (fetching._MapDatasetFetcher, fetching._IterableDatasetFetcher):
         replace(kind, "fetch", note_worker_draws)
     register_optimizer_step_pre_hook(before_step)
