@@ -117,13 +117,13 @@ class Samples:
         self.sizes = f"{name} was fed {shapes(step)}, the ranks {', '.join(map(shapes, shares))}"
         found = [Argument(one, step, shares, steps) for one in same_twice(step, nudged)
                  if all(one in share.named("fed") for share in shares)]
-        # Beside samples that are known to be the same, whole numbers say nothing that count from the batch's beginning,
-        # as a graph's edges do, or that are padded.
+        # Beside samples that are known to be the same, what is padded says nothing, nor do whole numbers that count from
+        # the batch's beginning, as a graph's edges do.
         known = [one for one in found if one.relation == Relation.SAME
                  and 2 * len({*one.checksums[0]}) > len(one.checksums[0])]
         features = [one for one in known if not one.whole_numbers]
-        found = [one for one in found if one.relation in (Relation.SAME, Relation.WHOLE) or not one.whole_numbers
-                 or not (features or (known and one.padded))]
+        found = [one for one in found if one.relation in (Relation.SAME, Relation.WHOLE)
+                 or not (known and one.padded or features and one.whole_numbers)]
         # What all samples share, a graph perhaps, says nothing beside what they do not.
         telling = [one for one in found if one.relation not in (Relation.WHOLE, Relation.UNKNOWN)]
         self.relations = {one.name: one.relation for one in found}

@@ -105,7 +105,7 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
     "buffers, and modules that no optimizer holds": [
         ([noted("buffer", None, None, KEYS, KEYS, step=2), OTHERWISE], 1, "keys differs from that of train.py in step 2"),
         ([noted("buffer", None, None, None, KEYS, step=2), OTHERWISE], 1, "keys differs between ranks 0 and 1 in step 2")],
-    "`autocast`, `GradScaler`, dropout, `model.eval()`": [
+    "`autocast`, `GradScaler`, dropout, `model.eval()`, `clip_grad_value_`": [
         ([noted("switch", None, None, None, ("dropout of 0.1", False), step=1)], 1, "0.1 is off in .* and on in .* on rank 1"),
         ([noted("switch", ("GradScaler.x", True), step=1)], 0, "only where there is a GPU: GradScaler")],
     "BatchNorm": [

@@ -91,6 +91,8 @@ LIVE = {  # status, what is said, and the two scripts
         *TREE, after=[("        loss = model", "        y = y.flip(0)\n        loss = model")])),
     "gradients clipped to another norm": (1, NOT + "step 1: gradients are clipped to another norm: they are 2 times", both(
         of=MORE, after=[(CLIP, CLIP.replace("0.1", "0.2"))])),
+    "values clipped in one of them": (1, NOT + "step 1: clipping of values at 0.1 is on in train.py and off in", both(
+        before=[(STEP, f"        nn.utils.clip_grad_value_(model.parameters(), 0.1)\n{STEP}")])),
     "training that converges, of parameters in another order": (0, "weights within .e-1. ", both(
         (MODEL, "nn.Linear(4, 1)"), ("range(2)", "range(60)"), ("lr=0.05", "lr=0.3"),
         after=[("model.parameters(), ", "[*model.parameters()][::-1], ")])),

@@ -223,7 +223,10 @@ def install():
     on_call(torch.autograd, "backward", note_loss)
     clip = torch.nn.utils.clip_grad
     on_return(clip, "clip_grad_norm_", note_norm)
-    torch.nn.utils.clip_grad_norm_ = clip.clip_grad_norm_
+    on_call(clip, "clip_grad_value_", lambda parameters, clip_value, *_, **__: note(
+        "switch", f"clipping of values at {clip_value:g}", False))
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        setattr(torch.nn.utils, name, getattr(clip, name))
     on_call(ReduceLROnPlateau, "step", lambda scheduler, metrics, *_, **__: note("score", "", float(metrics)))
     on_return(torch.amp.GradScaler, "__init__", note_scaler)
     on_return(torch.amp.GradScaler, "scale", note_scaled)
