@@ -17,7 +17,6 @@ from check_conversion.verdict import few
 LOAD_FIRST, ROUTES, SUMS, VARY = "Load first, then DDP", "Two routes", "Sums and unequal parts", "Errors that vary"
 SCRIPT, NUMBERS, THROUGH_DDP = "What your script has", "Random numbers", "Training goes through DDP"
 SCHEDULED = "lr ", "momentum ", "betas "  # options that may follow the number of steps
-SAME_BITS = 1e-10, 1e-6  # of what DDP keeps alike on all ranks, in float64 and in float32
 SHARED_OUT = (None, "DistributedSampler", "RandomSampler", "SequentialSampler", "SubsetRandomSampler",
               "_InfiniteConstantSampler")  # what DistributedSampler stands for, or lines of the script's own
 
@@ -71,7 +70,12 @@ class Evidence:
 
     @cached_property
     def losses(self):
-        return samples.losses(self.one, self.shares, self.samples)
+        return samples.losses(self.one, self.nudged, self.shares, self.samples, 10 * self.same_bits)
+
+    @property
+    def same_bits(self):
+        """How far what is the same on all ranks may part, as a share of it."""
+        return 1e-10 if self.pair.ranks[0].parameters(self.optimizer).eps < 1e-10 else 1e-6
 
     # Random numbers.
 
@@ -155,7 +159,10 @@ def told(e):
             f"it begins with different weights, most in {apart_in(e.names, one, ours)}: seed both scripts alike"
             if one == e.weights.start else
             "the weights differ before the step, although they agreed after the previous step")
-    yield from other_scores(e)
+    for cause in other_scores(e):
+        if e.step == min(e.pair.lengths) + 1:  # from which it follows
+            yield from other_length(e)
+        yield cause
     yield from other_switches(e)
     options = options_apart(e.one, e.shares[0], e.nudged)
     if not all(option.startswith(SCHEDULED) for option in options):
@@ -198,7 +205,7 @@ def ranks_apart(e, kind):
     """DDP keeps weights and gradients the same in all ranks, to the last bit."""
     parameters, one = e.pair.ranks[0].parameters(e.optimizer), e.shares[0].last(kind)
     for rank, share in enumerate(e.shares[1:], 1):
-        if distance(one, share.last(kind)) > SAME_BITS[parameters.eps > 1e-10] * norm(one):
+        if distance(one, share.last(kind)) > e.same_bits * norm(one):
             where = apart_in(e.names, one, share.last(kind))
             without = [name for name in parameters.without if name in where]
             return rank, where + f" ({few(without)} not wrapped in DDP)" * bool(without)

@@ -5,6 +5,7 @@ import math
 from enum import Enum
 
 from check_conversion.records import FLOORS
+from check_conversion.sketch import TIMES
 
 
 class Relation(Enum):
@@ -123,7 +124,7 @@ class Samples:
                  and 2 * len({*one.checksums[0]}) > len(one.checksums[0])]
         features = [one for one in known if not one.whole_numbers]
         found = [one for one in found if one.relation in (Relation.SAME, Relation.WHOLE)
-                 or not (known and one.padded or features and one.whole_numbers)]
+                 or not ((known and one.padded) or (features and one.whole_numbers))]
         # What all samples share, a graph perhaps, says nothing beside what they do not.
         telling = [one for one in found if one.relation not in (Relation.WHOLE, Relation.UNKNOWN)]
         self.relations = {one.name: one.relation for one in found}
@@ -147,13 +148,14 @@ def mispaired(arguments):
     return ()
 
 
-def losses(step, shares, samples):
-    whole, parts = sum(step.all("loss")), [sum(share.all("loss")) for share in shares]
+def losses(step, nudged, shares, samples, floor):
+    whole, again, *parts = (sum(one.all("loss")) for one in (step, nudged, *shares))
     if not all(one.all("loss") for one in (step, *shares)) or not math.isfinite(whole):
         return Losses.UNKNOWN
+    close = max(floor * abs(whole), TIMES * abs(again - whole), 1e-12)
 
     def is_whole(value):
-        return math.isclose(value, whole, rel_tol=FLOORS["loss"], abs_tol=1e-12)
+        return abs(value - whole) <= close
     if all(map(is_whole, parts)):
         return Losses.EACH
     if is_whole(sum(parts) / len(parts)):
