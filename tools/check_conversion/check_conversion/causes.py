@@ -248,7 +248,7 @@ def fed(e):
     if not any(e.shares[0].last("gradients")) and any(e.one.last("gradients")):
         yield THROUGH_DDP, ("there are no gradients: the optimizer must hold the parameters of the model that is "
                             "trained, so make it after that model")
-    if e.step == min(e.pair.lengths) + 1 or relation == Relation.OTHERS:
+    if e.step == min(e.pair.lengths) + 1:
         yield from other_length(e)
     if (e.drawn_values or e.unexplained) and any(len({*e.states(name)}) == 1 < e.count for name in e.drawing):
         yield NUMBERS, (
@@ -275,6 +275,7 @@ def fed(e):
     if relation in (Relation.MORE, Relation.LEFT_OUT):
         yield ROUTES, f"{relation.value}: {seen.sizes}"
     if relation == Relation.OTHERS:
+        yield from other_length(e)
         for name in e.draws if e.step > 1 or any(e.latest("shuffle")) else ():  # others made the model and the data
             if name not in e.pair.drawn_in_each_step and len({*e.states(name)}) > 1:
                 yield NUMBERS, (f"the ranks draw different random numbers once per pass over the data, by {name}, and "
@@ -289,10 +290,13 @@ def fed(e):
 def other_length(e):
     before, now = e.pair.lengths
     if before and now and before != now:
+        said = f"an epoch had {before} steps in {e.name} and now has {now}"
+        if now == e.count * before:
+            yield ROUTES, f"{said}: each rank goes through all samples, so give its loader a DistributedSampler"
         dropping = [f"{loader.value}(drop_last=True) in {name}" for loader, name in zip(
             e.latest("loader"), (e.name, e.pair.converted)) if loader and loader.value]
-        yield ROUTES, (f"an epoch had {before} steps in {e.name} and now has {now}: both must leave out what is "
-                       "incomplete, or neither" + f"; there is {' and '.join(dropping)}" * bool(dropping))
+        yield ROUTES, (f"{said}: both must leave out what is incomplete, or neither"
+                       + f"; there is {' and '.join(dropping)}" * bool(dropping))
 
 
 def other_order(e):

@@ -166,12 +166,12 @@ class Pair:
 
 
 def epoch_length(process):
-    """Steps of the first epoch."""
+    """Steps of the first epoch; 0 where no sampler shuffles."""
     passes = [record for record in process.of("shuffle") if record.value.shuffles]
     for first, second in itertools.pairwise(passes):
         if second.step > first.step and first.value.length == second.value.length:
             return second.step - first.step
-    return len(process.steps)
+    return len(process.steps) if passes else 0
 
 
 def drawn_in_each_step(steps):

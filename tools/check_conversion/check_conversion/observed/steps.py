@@ -18,7 +18,7 @@ from torch.utils.data._utils import fetch as fetching
 
 from check_conversion.observed import modules, process
 from check_conversion.observed.process import note, on_call, on_return, replace
-from check_conversion.sketch import describe, sketch
+from check_conversion.sketch import describe, gathered, sketch
 
 # Switches that say how an optimizer computes, not what.
 SWITCHES = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable")
@@ -154,8 +154,7 @@ def note_scaled(loss, scaler, outputs):
 def note_norm(norm, *given, **options):
     if scaled:
         note("switch", "clipping before scaler.unscale_(optimizer)", False)
-    if not isinstance(norm, DTensor):
-        note("norm", "", float(norm))
+    note("norm", "", float(gathered(norm)))
 
 
 def note_scaler_step(scaler, *given, **options):
