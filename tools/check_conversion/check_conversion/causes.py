@@ -348,10 +348,10 @@ def gradients(e):
     if len({*e.samples.ranks}) > 1 and e.losses == Losses.MEAN_OF_SAMPLES:
         yield SUMS, (f"the loss is a mean, but the ranks' parts are not equal: {e.samples.sizes}; divide each rank's "
                      "sum by the count of the whole batch")
-    norms = [share.last("norm") for share in e.shares]
-    if len({*norms}) > 1 and None not in norms:
-        yield VARY, (f"gradients are clipped before they are averaged, at norms of "
-                     f"{', '.join(f'{one:.3g}' for one in norms)}: clip after the last backward")
+    for norms in zip(*(share.all("norm") for share in e.shares)):
+        if len({*norms}) > 1:
+            yield VARY, (f"gradients are clipped before they are averaged, at norms of "
+                         f"{', '.join(f'{one:.3g}' for one in norms)}: clip after the last backward")
 
 
 def other_clipping(e):
