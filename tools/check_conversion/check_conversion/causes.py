@@ -160,8 +160,7 @@ def told(e):
             if one == e.weights.start else
             "the weights differ before the step, although they agreed after the previous step")
     for cause in other_scores(e):
-        if e.step == min(e.pair.lengths) + 1:  # from which it follows
-            yield from other_length(e)
+        yield from other_length(e)  # from which it follows
         yield cause
     yield from other_switches(e)
     options = options_apart(e.one, e.shares[0], e.nudged)
@@ -248,8 +247,7 @@ def fed(e):
     if not any(e.shares[0].last("gradients")) and any(e.one.last("gradients")):
         yield THROUGH_DDP, ("there are no gradients: the optimizer must hold the parameters of the model that is "
                             "trained, so make it after that model")
-    if e.step == min(e.pair.lengths) + 1:
-        yield from other_length(e)
+    yield from other_length(e)
     if (e.drawn_values or e.unexplained) and any(len({*e.states(name)}) == 1 < e.count for name in e.drawing):
         yield NUMBERS, (
             f"both draw random numbers in each step, by {' and '.join(e.drawing)}, and all ranks draw the same ones, "
@@ -275,7 +273,6 @@ def fed(e):
     if relation in (Relation.MORE, Relation.LEFT_OUT):
         yield ROUTES, f"{relation.value}: {seen.sizes}"
     if relation == Relation.OTHERS:
-        yield from other_length(e)
         for name in e.draws if e.step > 1 or any(e.latest("shuffle")) else ():  # others made the model and the data
             if name not in e.pair.drawn_in_each_step and len({*e.states(name)}) > 1:
                 yield NUMBERS, (f"the ranks draw different random numbers once per pass over the data, by {name}, and "
@@ -289,10 +286,10 @@ def fed(e):
 
 def other_length(e):
     before, now = e.pair.lengths
-    if before and now and before != now:
-        said = f"an epoch had {before} steps in {e.name} and now has {now}"
-        if now == e.count * before:
-            yield ROUTES, f"{said}: each rank goes through all samples, so give its loader a DistributedSampler"
+    said = f"an epoch had {before} steps in {e.name} and now has {now}"
+    if before and 1 < e.count == now / before:
+        yield ROUTES, f"{said}: each rank goes through all samples, so give its loader a DistributedSampler"
+    if before != now and e.step == min(before, now) + 1 > 1:
         dropping = [f"{loader.value}(drop_last=True) in {name}" for loader, name in zip(
             e.latest("loader"), (e.name, e.pair.converted)) if loader and loader.value]
         yield ROUTES, (f"{said}: both must leave out what is incomplete, or neither"

@@ -166,11 +166,12 @@ class Pair:
 
 
 def epoch_length(process):
-    """Steps of the first epoch; 0 where no sampler shuffles."""
-    passes = [record for record in process.of("shuffle") if record.value.shuffles]
-    for first, second in itertools.pairwise(passes):
-        if second.step > first.step and first.value.length == second.value.length:
-            return second.step - first.step
+    """Steps of the first epoch, from shuffle to shuffle, or from loader to loader; 0 where there is neither."""
+    passes = [(record.step, record.value.length) for record in process.of("shuffle") if record.value.shuffles] or [
+        (record.step, record.name) for record in process.of("loader")]
+    for (begin, what), (end, other) in itertools.pairwise(passes):
+        if end > begin and other == what:
+            return end - begin
     return len(process.steps) if passes else 0
 
 
