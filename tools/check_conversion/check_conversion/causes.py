@@ -153,6 +153,10 @@ def told(e):
             ("new_weights", LOAD_FIRST, "weights after the step: {}")):
         if apart := ranks_apart(e, kind):
             yield heading, f"ranks 0 and {apart[0]} have different {what.format(apart[1])}"
+    for norms in zip(*(share.all("norm") for share in e.shares)):
+        if max(norms) - min(norms) > e.same_bits * max(norms):
+            yield VARY, (f"gradients are clipped before they are averaged, at norms of "
+                         f"{', '.join(f'{one:.3g}' for one in norms)}: clip after the last backward")
     one, ours = e.both("old_weights")
     if not e.weights.hidden_since and e.weights.differs(one, ours):
         yield LOAD_FIRST, (
@@ -345,10 +349,6 @@ def gradients(e):
     if len({*e.samples.ranks}) > 1 and e.losses == Losses.MEAN_OF_SAMPLES:
         yield SUMS, (f"the loss is a mean, but the ranks' parts are not equal: {e.samples.sizes}; divide each rank's "
                      "sum by the count of the whole batch")
-    for norms in zip(*(share.all("norm") for share in e.shares)):
-        if len({*norms}) > 1:
-            yield VARY, (f"gradients are clipped before they are averaged, at norms of "
-                         f"{', '.join(f'{one:.3g}' for one in norms)}: clip after the last backward")
 
 
 def other_clipping(e):
