@@ -17,8 +17,7 @@ from check_conversion.verdict import few
 LOAD_FIRST, ROUTES, SUMS, VARY = "Load first, then DDP", "Two routes", "Sums and unequal parts", "Errors that vary"
 SCRIPT, NUMBERS, THROUGH_DDP = "What your script has", "Random numbers", "Training goes through DDP"
 SCHEDULED = "lr ", "momentum ", "betas "  # options that may follow the number of steps
-SHARED_OUT = (None, "DistributedSampler", "RandomSampler", "SequentialSampler", "SubsetRandomSampler",
-              "_InfiniteConstantSampler")  # what DistributedSampler stands for, or lines of the script's own
+A_SHUFFLE, NO_SHUFFLE = "a shuffle", "nothing that shuffles"
 
 
 class Evidence:
@@ -70,7 +69,9 @@ class Evidence:
 
     @cached_property
     def losses(self):
-        return samples.losses(self.one, self.nudged, self.shares, self.samples, 10 * self.same_bits)
+        so_far = self.pair.losses
+        allowed = max(so_far.allowed, 10 * self.same_bits * so_far.largest)
+        return samples.losses(self.one, self.shares, self.samples, allowed)
 
     @property
     def same_bits(self):
@@ -116,7 +117,7 @@ class Evidence:
 
     @property
     def known(self):
-        return "the same samples" if self.relation == Relation.SAME else self.samples.sizes
+        return self.samples.known if self.relation == Relation.SAME else self.samples.sizes
 
     @property
     def apart(self):
@@ -153,10 +154,7 @@ def told(e):
             ("new_weights", LOAD_FIRST, "weights after the step: {}")):
         if apart := ranks_apart(e, kind):
             yield heading, f"ranks 0 and {apart[0]} have different {what.format(apart[1])}"
-    for norms in zip(*(share.all("norm") for share in e.shares)):
-        if max(norms) - min(norms) > e.same_bits * max(norms):
-            yield VARY, (f"gradients are clipped before they are averaged, at norms of "
-                         f"{', '.join(f'{one:.3g}' for one in norms)}: clip after the last backward")
+    yield from clipped_apart(e)
     one, ours = e.both("old_weights")
     if not e.weights.hidden_since and e.weights.differs(one, ours):
         yield LOAD_FIRST, (
@@ -213,6 +211,16 @@ def ranks_apart(e, kind):
             without = [name for name in parameters.without if name in where]
             return rank, where + f" ({few(without)} not wrapped in DDP)" * bool(without)
     return None
+
+
+def clipped_apart(e):
+    one, *theirs = (step.all("norm") for step in (e.one, *e.shares))
+    counts = {*map(len, theirs)}
+    if counts == {len(one)} or (len(counts) == 1 and e.parted):
+        for norms in zip(*theirs):
+            if max(norms) - min(norms) > e.same_bits * max(norms):
+                yield VARY, (f"gradients are clipped before they are averaged, at norms of "
+                             f"{', '.join(f'{one:.3g}' for one in norms)}: clip after the last backward")
 
 
 def other_scores(e):
@@ -291,35 +299,43 @@ def fed(e):
 def other_length(e):
     before, now = e.pair.lengths
     said = f"an epoch had {before} steps in {e.name} and now has {now}"
-    if before and 1 < e.count == now / before:
+    sampler = e.latest("shuffle")[1]
+    if before and 1 < e.count == now / before and not (sampler and sampler.value.asked):
         yield ROUTES, f"{said}: each rank goes through all samples, so give its loader a DistributedSampler"
     if before != now and e.step == min(before, now) + 1 > 1:
         dropping = [f"{loader.value}(drop_last=True) in {name}" for loader, name in zip(
             e.latest("loader"), (e.name, e.pair.converted)) if loader and loader.value]
-        yield ROUTES, (f"{said}: both must leave out what is incomplete, or neither"
-                       + f"; there is {' and '.join(dropping)}" * bool(dropping))
+        if dropping or abs(before - now) == 1:
+            said += ": both must leave out what is incomplete, or neither"
+        yield ROUTES, said + f"; there is {' and '.join(dropping)}" * bool(dropping)
 
 
 def other_order(e):
-    loaders = e.latest("loader")
-    before, now = (loader.name if loader and loader.name not in SHARED_OUT else
-                   "a shuffle" if shuffle and shuffle.value.shuffles else "nothing that shuffles"
-                   for loader, shuffle in zip(loaders, e.latest("shuffle")))
-    if all(loaders) and before != now:
-        yield ROUTES, f"the samples are ordered by {before} in {e.name}, and by {now} in {e.pair.converted}"
+    """By a sampler that the other does not have."""
+    loaders, shuffles = e.latest("loader"), e.latest("shuffle")
+    if all(loaders):
+        before, now = map(order_of, loaders, shuffles)
+        by_itself = before not in (A_SHUFFLE, NO_SHUFFLE)
+        if None not in (before, now) and before != now and (by_itself or e.relation == Relation.OTHERS):
+            yield ROUTES, f"the samples are ordered by {before} in {e.name}, and by {now} in {e.pair.converted}"
+
+
+def order_of(loader, shuffle):
+    """What decides it, or None where that cannot be told."""
+    if shuffle and shuffle.value.sampler == loader.name:
+        return A_SHUFFLE if shuffle.value.shuffles else NO_SHUFFLE
+    return {"SequentialSampler": NO_SHUFFLE, "_InfiniteConstantSampler": None}.get(loader.name, loader.name)
 
 
 def other_numbers(e):
     """Where they are seen in the samples or in the loss: noise and augmentation."""
-    if not e.unexplained:
-        return
-    for name in e.draws:
+    for name in e.draws if e.unexplained or e.relation == Relation.OTHERS else ():
         drew = e.moved(name)
         if 0 < len(drew) < e.count:
             other = next(rank for rank in range(e.count) if rank not in drew)
             yield NUMBERS, (f"rank {drew[0]} draws random numbers for this step, by {name}, and rank {other} does "
                             "not: all ranks must draw equally many")
-    if e.drawing:
+    if e.unexplained and e.drawing:
         by = f"by {' and '.join(e.drawing)}"
         before = [rank.steps[e.step - 2].named("drew") for rank in e.pair.ranks] if e.step > 1 else [{}]
         if any(name in before[0] and len({states.get(name, (0,))[0] for states in before}) == 1 for name in e.drawing):
@@ -405,8 +421,8 @@ def weights(e):
         each = ", ".join(f"{sum(share.all('loss')):.6g}" for share in e.shares)
         yield VARY, (f"{e.known}, but the ranks' losses are {each}, and neither their mean nor their sum is that of "
                      f"{e.name}. Do parts count differently (padding, ignore_index, class weights), is something "
-                     "computed over the batch (mining, a contrastive loss), or are labels, which the model does not "
-                     f"see, paired with other samples? {e.what_differs}")
+                     "computed over the batch (mining, a contrastive loss), or are labels paired with other "
+                     f"samples? {e.what_differs}")
     yield VARY, f"{e.known}{' and the same loss' * alike}; {e.what_differs}"
 
 

@@ -80,9 +80,9 @@ def how_it_ended(original, converted):
         gone = re.search("Connection (reset|closed)", error)
         return Fault(f"it fails after the ranks took {', '.join(map(str, counts)) or 0} steps: {error}"
                      + " (the rank that it waits for has ended)" * bool(gone), "Hangs" if gone else "Errors")
-    if converted.outlived:
+    if converted.outlived and not original.outlived:
         return Fault("it leaves processes behind", "The end of a run")
-    if idle := converted.idle:
+    if (idle := converted.idle) and idle != original.idle:
         return Fault(f"rank {' and '.join(map(str, idle))} did not train: {len(idle) + len(counts)} processes were "
                      f"started, {len(counts)} trained", "Training goes through DDP")
     return None if converted.ranks else Fault("it takes no step", "Training goes through DDP")

@@ -90,12 +90,12 @@ def allowed(figure, unit, nudged, drift):
 
 
 class Comparison:
-    """Of the items of one place, in the original's two runs and in the converted script's; and what is said of it."""
+    """Of the items of one place, in all three; and what is said of it."""
 
     def __init__(self, what, names, drift, place="", noun="line"):
         self.what, self.names, self.drift, self.place, self.noun = what, names, drift, place, noun
         self.same, self.total, self.files = 0, 0, []  # files: the names of those that are the same
-        self.parted = []  # pairs: how the original shows an item, and how the converted script does
+        self.parted = []  # pairs: how the first shows an item, and how the other does
         self.missing, self.varying, self.remarks, self.faults = [], [], [], []
 
     @property
@@ -111,10 +111,10 @@ class Comparison:
     def fault(self, text, heading, measured=False):
         self.faults.append(Fault(f"{self.place}{text}", heading, measured=measured))
 
-    def compare(self, original, nudged, converted):
-        for name, items in original.items():
-            theirs, skipped = counterpart(name, original, converted)
-            again, others = nudged.get(name, []), converted.get(theirs, [])
+    def compare(self, first, measure, other):
+        for name, items in first.items():
+            theirs, skipped = counterpart(name, first, other)
+            again, others = measure.get(name, []), other.get(theirs, [])
             self.total += len(items)
             if len(again) != len(items):
                 self.varying += [self.place + one.shown for one in items]
@@ -131,8 +131,8 @@ class Comparison:
         """Of items of the same name: those that part, and those with something that varies."""
         parted, varying = set(), set()
         for place in range(len(items[0].parts)):
-            rows = [(one.parts[place], nudged.parts[place], other.parts[skipped + place])
-                    for one, nudged, other in zip(items, again, others)]
+            rows = [(one.parts[place], nudged.parts[place], our.parts[skipped + place])
+                    for one, nudged, our in zip(items, again, others)]
             found = compare_column(rows, self.drift)
             parted, varying = parted | found[0], varying | found[1]
         self.parted += [(items[k].shown, others[k].shown) for k in sorted(parted)]
@@ -270,10 +270,10 @@ def in_another_order(one, other):
         a and distance(a, b) <= FLOORS["fed"] * norm(a) for a, b in zip(one.in_any_order, other.in_any_order))
 
 
-def pair(found, others):
+def pair(found, others, by_name=False):
     """Files of the same name; the rest by their endings, in their order."""
     both = {name: name for name in found if name in others}
-    rest = [name for name in others if name not in found]
+    rest = [] if by_name else [name for name in others if name not in found]
     for name in found:
         alike = [other for other in rest if Path(other).suffix == Path(name).suffix]
         if name not in both and alike:
@@ -283,7 +283,7 @@ def pair(found, others):
 
 
 def compare_files(first, measure, other, found, needed=""):
-    ours, again = pair(first.files, other.files), pair(first.files, measure.files)
+    ours, again = (pair(first.files, run.files, by_name=bool(needed)) for run in (other, measure))
     writers, unread = collections.defaultdict(set), []
     for process in other.processes:
         for record in process.of("wrote"):

@@ -104,7 +104,7 @@ KINDS = {
 }
 # How far what is measured may always part, as a share of the largest of its group, however little rounding moves it.
 FLOORS = {
-    "fed": 1e-5, "score": 1e-5, "options": 1e-6, "buffer": 1e-6,
+    "fed": 1e-5, "loss": 1e-9, "score": 1e-5, "options": 1e-6, "buffer": 1e-6,
     "weights": 1e-8,  # of the way that training has moved them: no fault is smaller
     "figure": 5e-7, "tensor": 5e-7,  # printed and logged, and saved: scripts may count in float32
     "state": 0.01,  # an optimizer's, in a file: a tie in a pooling layer parts it

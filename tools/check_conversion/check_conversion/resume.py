@@ -191,8 +191,7 @@ def measures(unbroken, killed, restarted, step):
     for stream, texts in unbroken.texts.items():
         pairs = {rank: lines_after([text, *(run.texts[stream].get(rank, "") for run in (killed, restarted))])
                  for rank, text in texts.items()}
-        expected.texts[stream], again.texts[stream] = ({rank: f"{pair[k]}\n" for rank, pair in pairs.items()}
-                                                       for k in (0, 1))
+        expected.texts[stream], again.texts[stream] = ({rank: pair[k] for rank, pair in pairs.items()} for k in (0, 1))
     known = {*killed.files, *restarted.files, *(record.name for process in unbroken.processes
                                                 for record in process.of("wrote") if record.step >= step)}
     again.files = {name: file_at_another_time(file, killed.files.get(name)) for name, file in unbroken.files.items()

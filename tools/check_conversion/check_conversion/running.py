@@ -46,7 +46,7 @@ class Run:
         return [*dict.fromkeys(record.name for one in self.processes for record in one.of(kind))]
 
     def text(self, stream):
-        return "".join(text for _, text in sorted(self.texts[stream].items()))
+        return "\n".join(text for _, text in sorted(self.texts[stream].items()))
 
 
 def prepare(workspace, again=None, **options):
@@ -158,7 +158,7 @@ def read_run(name, workspace, settings, status=0, waits=(), outlived=()):
     for stream in STREAMS:
         texts[stream] = collections.defaultdict(str)
         for file in sorted(folder.glob(f"*{stream}")):  # without the copy's root, paths are those of the folder itself
-            texts[stream][ranks.get(file.stem, -1)] += file.read_text(errors="replace").replace(settings.root, "")
+            texts[stream][ranks.get(file.stem, -1)] += file.read_text("utf-8", "replace").replace(settings.root, "")
     left = files.read_all(copy, workspace.unchanged(copy), settings.root)
     return Run(name, status, (folder / "stderr").read_text(errors="replace"), texts, processes, [*waits], [*outlived],
                left, settings)

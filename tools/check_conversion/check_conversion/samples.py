@@ -5,7 +5,7 @@ import math
 from enum import Enum
 
 from check_conversion.records import FLOORS
-from check_conversion.sketch import TIMES
+from check_conversion.verdict import few
 
 
 class Relation(Enum):
@@ -58,11 +58,12 @@ def relate(original, ranks):
     if found == len(original) == len(together):
         return Relation.SAME, 1
     if len(ranks) > 1 and all(len(rank) == matched(rank, ranks[0]) for rank in ranks):
-        whole = len(ranks[0]) == len(original) == found
+        whole = found == len(original) and all(len(rank) == len(original) for rank in ranks)
         return (Relation.WHOLE, 1) if whole else (Relation.ALIKE, share)
     if found == len(original):
         return Relation.MORE, share
-    return (Relation.LEFT_OUT if found == len(together) else Relation.OTHERS), share
+    of_these = all(len(rank) == matched(rank, original) for rank in ranks)  # perhaps some of them twice
+    return (Relation.LEFT_OUT if of_these else Relation.OTHERS), share
 
 
 class Argument:
@@ -78,7 +79,8 @@ class Argument:
         found = {axis: relate(self.along(axis)[0], self.along(axis)[1:]) for axis in ("one", "rows", "columns")}
         axis = max(found, key=lambda axis: (found[axis][0] != Relation.UNKNOWN, found[axis][1]))
         self.relation, self.checksums = found[axis][0], self.along(axis)
-        if self.relation == Relation.MORE and len({*self.calls}) > 1:
+        if self.relation == Relation.MORE and len({*self.calls}) > 1 and all(
+                matched([one], self.checksums[0]) for rank in self.checksums[1:] for one in rank):
             self.relation = Relation.UNKNOWN  # the model is called more often with the same samples
         if self.relation == Relation.OTHERS:
             self.relation = self.which_others([number for one in steps for fed, tensor in one.get("fed", [])
@@ -118,13 +120,14 @@ class Samples:
         self.sizes = f"{name} was fed {shapes(step)}, the ranks {', '.join(map(shapes, shares))}"
         found = [Argument(one, step, shares, steps) for one in same_twice(step, nudged)
                  if all(one in share.named("fed") for share in shares)]
-        # Beside samples that are known to be the same, what is padded says nothing, nor do whole numbers that count from
-        # the batch's beginning, as a graph's edges do.
+        # Beside samples that are known to be the same, what is padded says nothing, nor do whole numbers that count
+        # from the batch's beginning, as a graph's edges do.
         known = [one for one in found if one.relation == Relation.SAME
                  and 2 * len({*one.checksums[0]}) > len(one.checksums[0])]
-        features = [one for one in known if not one.whole_numbers]
+        features, count = [one for one in known if not one.whole_numbers], len(found)
         found = [one for one in found if one.relation in (Relation.SAME, Relation.WHOLE)
                  or not ((known and one.padded) or (features and one.whole_numbers))]
+        self.known = "the same samples" + f" in {few(one.name for one in known)}" * (len(found) < count)
         # What all samples share, a graph perhaps, says nothing beside what they do not.
         telling = [one for one in found if one.relation not in (Relation.WHOLE, Relation.UNKNOWN)]
         self.relations = {one.name: one.relation for one in found}
@@ -148,14 +151,13 @@ def mispaired(arguments):
     return ()
 
 
-def losses(step, nudged, shares, samples, floor):
-    whole, again, *parts = (sum(one.all("loss")) for one in (step, nudged, *shares))
+def losses(step, shares, samples, allowed):
+    whole, *parts = (sum(one.all("loss")) for one in (step, *shares))
     if not all(one.all("loss") for one in (step, *shares)) or not math.isfinite(whole):
         return Losses.UNKNOWN
-    close = max(floor * abs(whole), TIMES * abs(again - whole), 1e-12)
 
     def is_whole(value):
-        return abs(value - whole) <= close
+        return abs(value - whole) <= allowed + 1e-12
     if all(map(is_whole, parts)):
         return Losses.EACH
     if is_whole(sum(parts) / len(parts)):

@@ -1,6 +1,5 @@
 """Do both train the same? Step by step, until one of them goes otherwise."""
 import collections
-import itertools
 import math
 
 from check_conversion import causes
@@ -96,7 +95,7 @@ class Pair:
         self.weights = {}  # of each optimizer
         self.gradients = collections.Counter()
         self.buffers = collections.defaultdict(lambda: Measured("buffer"))
-        self.scores = Measured("score")
+        self.scores, self.losses = Measured("score"), Measured("loss")
         self.first_buffers = 0, ""  # the first step in which some differ by more, and which
         # The steps that agree.
         self.agreed = 0
@@ -118,6 +117,7 @@ class Pair:
         self.gradients[which] = max(self.gradients[which], distance(one.last("gradients"), nudged.last("gradients")))
         for a, b in zip(one.all("score"), nudged.all("score")):
             self.scores.learn([a], [b])
+        self.losses.learn(*([sum(step.all("loss"))] for step in (one, nudged)))
         if not self.first_buffers[0]:
             self.first_buffers = self.compare_buffers(k, one, nudged, shares)
         return Evidence(self, k, one, nudged, shares)
@@ -167,12 +167,13 @@ class Pair:
 
 def epoch_length(process):
     """Steps of the first epoch, from shuffle to shuffle, or from loader to loader; 0 where there is neither."""
-    passes = [(record.step, record.value.length) for record in process.of("shuffle") if record.value.shuffles] or [
-        (record.step, record.name) for record in process.of("loader")]
-    for (begin, what), (end, other) in itertools.pairwise(passes):
-        if end > begin and other == what:
-            return end - begin
-    return len(process.steps) if passes else 0
+    shuffles = [(record.step, record.value.length) for record in process.of("shuffle") if record.value.shuffles]
+    passes = shuffles or [(record.step, record.name) for record in process.of("loader")]
+    if not passes:
+        return 0
+    (begin, what), *rest = passes
+    return next((step - begin for step, other in rest if other == what and step > begin), len(process.steps) - begin)
+
 
 
 def drawn_in_each_step(steps):

@@ -12,7 +12,7 @@ A pass over a dataset counts as an epoch if it began with gradients on and steps
 import zlib
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
 
 from check_conversion.observed import process
 from check_conversion.observed.process import on_call, on_return, replace
@@ -73,9 +73,10 @@ def share_out(share, sampler):
 def note_loader(loader):
     """And the class that was told to leave out a last batch that is not whole, or samples."""
     if torch.is_grad_enabled():
-        sampler = type(loader.sampler).__name__
+        batches = loader.batch_sampler
+        sampler = type(loader.sampler if type(batches) in (BatchSampler, type(None)) else batches).__name__
         dropping = sampler if getattr(loader.sampler, "drop_last", False) else ""
-        process.note("loader", sampler, "DataLoader" if getattr(loader.batch_sampler, "drop_last", False) else dropping)
+        process.note("loader", sampler, "DataLoader" if getattr(batches, "drop_last", False) else dropping)
 
 
 def install():

@@ -82,7 +82,7 @@ def of_script(frame):
 # Output.
 
 def write(stream, text):
-    with open(settings.file(stream), "a") as file:
+    with open(settings.file(stream), "a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
 
 

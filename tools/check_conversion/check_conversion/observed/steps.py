@@ -1,4 +1,5 @@
 """Notes each optimizer step and what leads to it: samples, losses, norms, random numbers, gradients, weights."""
+import math
 import random
 import sys
 import weakref
@@ -151,7 +152,9 @@ def note_scaled(loss, scaler, outputs):
         note("scale", "", loss.scaled_by)
 
 
-def note_norm(norm, *given, **options):
+def note_norm(norm, parameters, max_norm, *given, **options):
+    if math.isinf(max_norm):
+        return  # which clips nothing
     if scaled:
         note("switch", "clipping before scaler.unscale_(optimizer)", False)
     note("norm", "", float(gathered(norm)))
