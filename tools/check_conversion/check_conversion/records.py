@@ -171,9 +171,14 @@ class Process:
         self.tail = steps[len(self.steps)]  # what came after the last step
 
     def since(self, step):
-        """The process as if it had begun when so many steps were taken."""
-        return Process(self.pid, [record._replace(step=max(0, record.step - step)) for record in self.records
-                                  if record.step >= step or record.kind == "parameters"])
+        """The process as if it had begun when so many steps were taken: its optimizers count from their first steps."""
+        later = [record._replace(step=record.step - step) for record in self.records
+                 if record.step >= step and record.kind != "parameters"]
+        order = [*dict.fromkeys(record.value for record in later if record.kind == "optimizer")]
+        parameters = [self.of("parameters")[which]._replace(step=0) for which in order]
+        return Process(self.pid, parameters + [
+            record._replace(value=order.index(record.value)) if record.kind == "optimizer" else record
+            for record in later])
 
     @functools.cached_property
     def by_kind(self):

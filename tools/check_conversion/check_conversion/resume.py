@@ -21,7 +21,8 @@ NAMES = "the unbroken run", "the restarted one"
 DRIFT = FLOORS["figure"] / 5  # how far figures may part: they are the same
 # A figure is a time by its form, or by the words before or after it: also where the killed run has no second one.
 CLOCK = re.compile(r"\d:\d|\d{4}-\d\d|\d(ms|s)$")
-BEFORE = re.compile(r"(?i)(?<![a-z])(time|elapsed|duration|seconds|speed|took)(?![a-z])\w*\W{0,3}$")
+BEFORE = re.compile(r"(?i)(?<![a-z])((run)?time|elapsed|duration|seconds?|sec|speed|throughput|fps|took)(?![a-z])"
+                    r"\w*\W{0,3}$")
 AFTER = re.compile(r"(?i) ?(m?s|secs?|seconds?|min|minutes?|hours?|\w*/s)\b")
 ANOTHER = "0time"  # in the place of a figure that is not compared
 
@@ -112,26 +113,36 @@ def first_difference(unbroken, other, step=0):
 
 
 def begins_like(unbroken, restarted):
-    """After how many steps the unbroken run had the weights with which a restarted process begins, and which of them
-    it had not. Of several steps: that from which on as many are left as are taken."""
-    first, parameters, found = restarted.steps[0], restarted.parameters(0), []
+    """After how many steps the unbroken run had the weights with which a restarted process begins, or None, and which of
+    them it had not. Of several steps: that from which on as many are left as are taken."""
+    parameters, found = restarted.parameters(0), []
     for k, step in enumerate(unbroken.steps):
-        if step.last("optimizer") == first.last("optimizer"):
-            pairs = zip(parameters.names, *(of_tensors(one.last("old_weights")) for one in (step, first)))
-            others = [name for name, a, b in pairs if distance(a, b) > 4 * parameters.eps * norm(a)]
+        if unbroken.parameters(step.last("optimizer")).names == parameters.names:
+            others = other_weights(step, restarted.steps[0], parameters)
             found.append((len(others), abs(len(unbroken.steps) - k - len(restarted.steps)), k, others))
     _, _, k, others = min(found, default=(0, 0, 0, parameters.names))
+    if len(others) == len(parameters.names):
+        return None, others
+    firsts = [{step.last("optimizer"): step for step in reversed(process.steps)}  # of each optimizer
+              for process in (unbroken.since(k), restarted)]
+    for which in (firsts[0].keys() & firsts[1].keys()) - {0}:
+        others = others + other_weights(firsts[0][which], firsts[1][which], restarted.parameters(which))
     return k, others
+
+
+def other_weights(one, other, parameters):
+    pairs = zip(parameters.names, *(of_tensors(step.last("old_weights")) for step in (one, other)))
+    return [name for name, a, b in pairs if distance(a, b) > 4 * parameters.eps * norm(a)]
 
 
 def wrong_beginning(begins, unbroken, killed, restarted):
     """Where it does not begin as it should. begins: of each rank, what begins_like says."""
     k, others = begins[0]
-    left, taken = len(unbroken.ranks[0].steps) - k, sorted({len(process.steps) for process in restarted.ranks})
     if len({one for one, _ in begins}) > 1:
         return "the ranks begin with different weights: " + ", ".join(
-            f"rank {rank} with those of step {one}" for rank, (one, _) in enumerate(begins))
-    if len(others) == len(restarted.ranks[0].parameters(0).names):
+            f"rank {rank} with those of {'no step' if one is None else f'step {one}'}"
+            for rank, (one, _) in enumerate(begins))
+    if k is None:
         return "it begins with weights that the unbroken run has at no step"
     if others:
         return f"it begins with the weights of step {k}, but not in {few(others)}"
@@ -139,6 +150,7 @@ def wrong_beginning(begins, unbroken, killed, restarted):
         wrote = few(name for name in killed.names("wrote") if name in killed.files)
         read = few(restarted.names("read")) or "no file by torch.load"
         return f"it starts afresh; the killed run has written {wrote}, and the restarted one has read {read}"
+    left, taken = len(unbroken.ranks[0].steps) - k, sorted({len(process.steps) for process in restarted.ranks})
     if taken != [left] and not (restarted.status or restarted.waits):
         return (f"it begins with the weights of step {k} and takes {' or '.join(map(str, taken))} more steps, the "
                 f"unbroken run {left}")
