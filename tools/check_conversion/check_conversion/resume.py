@@ -113,8 +113,8 @@ def first_difference(unbroken, other, step=0):
 
 
 def begins_like(unbroken, restarted):
-    """After how many steps the unbroken run had the weights with which a restarted process begins, or None, and which of
-    them it had not. Of several steps: that from which on as many are left as are taken."""
+    """After how many steps the unbroken run had the weights with which a restarted process begins, or None, and which
+    of them it had not. Of several steps: that from which on as many are left as are taken."""
     parameters, found = restarted.parameters(0), []
     for k, step in enumerate(unbroken.steps):
         if unbroken.parameters(step.last("optimizer")).names == parameters.names:
