@@ -99,6 +99,7 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         ([at(2, new_weights=times(1.01))], 1, NOT + "step 2: .*gradients agree, but the optimizer's")],
     "samples, losses, gradients, random numbers, learning rates and other options": [
         ([at(1, new_weights=times(1.01), gradients=times(0))], 1, NOT + "step 1: there are no gradients"),
+        ([noted("norm", *(("", one) for one in (1., 1., 1., 2.)), step=1)], 1, "before they are averaged, at norms of 1, 2"),
         ([at(7, [1], options=rate(0.02))], 1, NOT + "step 7: ranks 0 and 1 have different .*: lr 0.02"),
         ([noted("drew", ("torch", (1, True)), ("torch", (2, True)), step=1)], 2, UNKNOWN + (
             r"train.py draws different random numbers in each run \(step 1: by torch\)"))],

@@ -11,7 +11,9 @@ import pytest
 import torch
 from check_conversion import files, records
 from check_conversion.outputs import compare_column
-from check_conversion.samples import Relation, relate
+from check_conversion.records import Step
+from check_conversion.samples import Relation, Samples, relate
+from check_conversion.sketch import describe
 
 
 @pytest.mark.parametrize("relation, ranks", [
@@ -19,6 +21,19 @@ from check_conversion.samples import Relation, relate
     (Relation.LEFT_OUT, [[1, 2], [2, 3]]), (Relation.OTHERS, [[1, 2], [3, 9]])])
 def test_samples_of_all_ranks_relate_to_the_original_s_as_far_as_rounding_lets_them(relation, ranks):
     assert relate([1, 2, 3, 4], ranks)[0] == relation
+
+
+@pytest.mark.parametrize("original, ranks", [
+    ({"nodes": [[0.5], [0.7]], "edges": [[0, 1]]},
+     [{"nodes": [[0.5]], "edges": [[0, 0]]}, {"nodes": [[0.7]], "edges": [[0, 0]]}]),
+    ({"ids": [[1, 2], [3, 0]], "labels": [[1, 2], [3, -100]]},
+     [{"ids": [[1, 2]], "labels": [[1, 2]]}, {"ids": [[3]], "labels": [[3]]}])])
+def test_numbers_that_a_batch_makes_its_own_hide_no_samples_that_are_the_same(original, ranks):
+    """A graph's edges count from the batch's first node; labels are padded to its longest sample."""
+    step, *shares = (Step(fed=[(name, describe(torch.tensor(value))) for name, value in each.items()])
+                     for each in (original, *ranks))
+    found = Samples(step, step, shares, [step], "train.py")
+    assert (found.relation, found.known) == (Relation.SAME, f"the same samples in {next(iter(original))}")
 
 
 @pytest.mark.parametrize("drift, parted, varying, rows", [
