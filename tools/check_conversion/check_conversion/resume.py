@@ -160,9 +160,9 @@ def wrong_beginning(begins, unbroken, killed, restarted):
 # Printed lines and files: the unbroken run's are the measure, as far as the restarted run can have them, and once more
 # with other times.
 
-def lines_after(texts, from_the_start=False):
+def lines_after(texts, from_the_start=False, rewritten=False):
     """Of one text in all three runs: the lines that came after the kill, and of each wording as many before as the
-    restarted run has; or all lines."""
+    restarted run has; or all lines. rewritten: since the kill, so that the killed run's lines may be others."""
     unbroken, killed, restarted = map(items_of_text, texts)
     if from_the_start and any(len(items) > len(unbroken[words]) for words, items in killed.items()):
         return texts[0], ""  # it has other words each time
@@ -170,8 +170,11 @@ def lines_after(texts, from_the_start=False):
     for words, items in unbroken.items():
         seen, ours = killed[words], restarted[words]
         count = len(items) if from_the_start else min(len(items), max(len(ours), len(items) - len(seen)))
-        varying = {place for one, other in zip(items, seen) for place, part in enumerate(one.parts)
-                   if part != other.parts[place]}
+        varying = set()
+        for one, other in zip(items, seen):
+            moved = {place for place, part in enumerate(one.parts) if part != other.parts[place]}
+            if not rewritten or 2 * len(moved) <= len(one.parts):
+                varying |= moved
         for item in items[len(items) - count:]:
             expected.append(item.shown)
             again.append(at_another_time(item.shown, varying | times_in(item.shown)))
@@ -188,9 +191,9 @@ def at_another_time(line, places):
     return TOKEN.sub(lambda token: ANOTHER if next(count) in places else token[0], line)
 
 
-def file_at_another_time(file, killed):
+def file_at_another_time(file, killed, rewritten):
     if file.kind == "text":
-        return File("text", lines_after([file.text, killed.text if killed else "", ""], from_the_start=True)[1])
+        return File("text", lines_after([file.text, killed.text if killed else "", ""], True, rewritten)[1])
     times = {name for name, value in file.values.items()
              if not isinstance(value, Tensor) and times_in(f"{name}: {value}")}
     return replace(file, values={**file.values, **dict.fromkeys(times, ANOTHER)})
@@ -204,10 +207,9 @@ def measures(unbroken, killed, restarted, step):
         pairs = {rank: lines_after([text, *(run.texts[stream].get(rank, "") for run in (killed, restarted))])
                  for rank, text in texts.items()}
         expected.texts[stream], again.texts[stream] = ({rank: pair[k] for rank, pair in pairs.items()} for k in (0, 1))
-    known = {*killed.files, *restarted.files, *(record.name for process in unbroken.processes
-                                                for record in process.of("wrote") if record.step >= step)}
-    again.files = {name: file_at_another_time(file, killed.files.get(name)) for name, file in unbroken.files.items()
-                   if name in known}
+    later = {record.name for process in unbroken.processes for record in process.of("wrote") if record.step >= step}
+    again.files = {name: file_at_another_time(file, killed.files.get(name), name in later)
+                   for name, file in unbroken.files.items() if name in {*later, *killed.files, *restarted.files}}
     return expected, again
 
 
