@@ -70,8 +70,10 @@ def noise_in(steps, nudged):
                     if whose == which and 2 * count > total[which]] for which in total}
 
 
+# Two runs side by side.
+
 class Pair:
-    """Two runs side by side: one process of the first, and all that train in the second; and how far they agree."""
+    """One process of the first, and all that train in the second; and how far they agree."""
 
     def __init__(self, names, original, nudged, ranks, in_workers=()):
         """nudged: the original's second run; None where nothing is nudged. in_workers: generators that moved there."""
@@ -173,7 +175,6 @@ def epoch_length(process):
         return 0
     (begin, what), *rest = passes
     return next((step - begin for step, other in rest if other == what and step > begin), len(process.steps) - begin)
-
 
 
 def drawn_in_each_step(steps):

@@ -166,10 +166,12 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         ([files({"a.png": None}, {"a.png": None})], 0, r"not read: a.png \(broken\)")],
     "parameters whose gradient is nothing but rounding": [([], 0, "because the gradient is nothing but rounding: 0.bias")],
     "all steps from which on rounding decides, or weights are no longer finite": [
-        ([at(k, [0], 1, new_weights=times(1.1)) for k in range(4, 13)], 2, UNKNOWN + "the same up to step 3 of 12; from"),
+        ([at(k, [0], 1, new_weights=times(1.1)) for k in range(4, 13)], 2, UNKNOWN + (
+            "the same up to step 3 of 12; from there on")),
         ([at(3, [0], 1, gradients=turned), at(3, gradients=turned, new_weights=times(1.01))], 2, UNKNOWN + (
             "step 3: from here on rounding alone moves the gradients of train.py as far, most in 0.weight")),
-        ([at(1, [0], 0, new_weights=times(NAN)), at(1, new_weights=times(NAN))], 2, UNKNOWN + "step 1: the weights of both")],
+        ([at(1, [0], 0, new_weights=times(NAN)), at(1, new_weights=times(NAN))], 2, UNKNOWN + (
+            "step 1: the weights of both scripts"))],
     "what packages write to stderr": [([end(stderr="loss 0.7")], 0, "^(?!.*0.7)" + SAME[1:])]}
 
 

@@ -65,8 +65,9 @@ LIVE = {  # status, what is said, and the two scripts
         1, NOT + "step 6: the loss is a mean, but the ranks' parts are not equal", both(LESS, after=[WHOLE, PART])),
     "a sum of losses": (1, NOT + "step 1: all gradients are 0.5 times .*the sum of the ranks' losses is the original's", both(
         (LOSS, LOSS.replace(", y)", ", y, reduction='sum')")))),
-    "a last batch that is left out": (1, NOT + r"step 6: an epoch had 6 .* now has 5: .*\(drop_last=True\) in train_ddp", both(
-        LESS, SLOWER, after=[("sampler=sampler", "sampler=sampler, drop_last=True")])),
+    "a last batch that is left out": (
+        1, NOT + r"step 6: an epoch had 6 .* now has 5: .*; there is DataLoader\(drop_last=True\) in train_ddp.py", both(
+            LESS, SLOWER, after=[("sampler=sampler", "sampler=sampler, drop_last=True")])),
     "a shuffle by each rank": (1, NOT + "step 1: ranks 0 and 1 shuffle differently, each with its own random", both(
         after=[("optimizer = ", "torch.manual_seed(rank)\noptimizer = "), WHOLE, PART])),
     "no set_epoch": (1, NOT + "step 7: .*set_epoch was not called", both(after=[("    sampler.set_epoch(epoch)\n", "")])),

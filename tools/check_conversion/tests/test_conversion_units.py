@@ -18,7 +18,7 @@ from check_conversion.sketch import describe
 
 @pytest.mark.parametrize("relation, ranks", [
     (Relation.SAME, [[1, 3], [2, 4 + 1e-5]]), (Relation.ALIKE, [[1, 2], [2, 1]]), (Relation.MORE, [[1, 2, 3], [3, 4]]),
-    (Relation.LEFT_OUT, [[1, 2], [2, 3]]), (Relation.OTHERS, [[1, 2], [3, 9]])])
+    (Relation.LEFT_OUT, [[1, 2], [3]]), (Relation.LEFT_OUT, [[1, 2], [2, 3]]), (Relation.OTHERS, [[1, 2], [3, 9]])])
 def test_samples_of_all_ranks_relate_to_the_original_s_as_far_as_rounding_lets_them(relation, ranks):
     assert relate([1, 2, 3, 4], ranks)[0] == relation
 
