@@ -236,6 +236,8 @@ def install():
     on_call(torch.amp.GradScaler, "step", note_scaler_step)
     on_call(dist, "init_process_group", lambda *_, **__: note("group"))
     on_return(dist, "init_process_group", lambda *_, **__: note("group"))
+    # Until Python 3.13 a frame keeps what its f_locals had, also a DDP model that the script has deleted: look again.
+    on_call(dist, "destroy_process_group", lambda *_, **__: modules.named_by_user())
     for kind in (fetching._MapDatasetFetcher, fetching._IterableDatasetFetcher):
         replace(kind, "fetch", note_worker_draws)
     register_optimizer_step_pre_hook(before_step)
