@@ -116,6 +116,11 @@ class Evidence:
     # Words.
 
     @property
+    def lengths(self):
+        before, now = self.pair.lengths
+        return f"an epoch had {before} steps in {self.name} and now has {now}"
+
+    @property
     def known(self):
         return self.samples.known if self.relation == Relation.SAME else self.samples.sizes
 
@@ -293,12 +298,12 @@ def fed(e):
     if relation == Relation.OTHERS:
         yield ROUTES, f"different samples from those of {e.name} in this step, in {seen.argument}: {seen.sizes}"
     if options := other_options(e):
-        yield "Decisions", f"different optimizer options: {options}"
+        shorter = f"; {e.lengths}" * (len({*e.pair.lengths}) > 1)  # by which a schedule may go
+        yield "Decisions", f"different optimizer options: {options}{shorter}"
 
 
 def other_length(e):
-    before, now = e.pair.lengths
-    said = f"an epoch had {before} steps in {e.name} and now has {now}"
+    (before, now), said = e.pair.lengths, e.lengths
     sampler = e.latest("shuffle")[1]
     if before and 1 < e.count == now / before and not (sampler and sampler.value.asked):
         yield ROUTES, f"{said}: each rank goes through all samples, so give its loader a DistributedSampler"

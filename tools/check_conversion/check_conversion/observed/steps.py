@@ -169,9 +169,10 @@ def note_scaler_step(scaler, *given, **options):
 
 def options_of(optimizer):
     kind = type(getattr(optimizer, "optim", optimizer)).__name__  # that ZeroRedundancyOptimizer has
-    return [{"optimizer": kind, **{name: float(value) if name == "lr" else value  # a tensor, perhaps
-                                   for name, value in group.items() if name not in SWITCHES
-                                   and (name == "lr" or isinstance(value, (bool, int, float, tuple, list)))}}
+    return [{"optimizer": kind, "parameters": len(group["params"]),
+             **{name: float(value) if name == "lr" else value  # a tensor, perhaps
+                for name, value in group.items() if name not in SWITCHES
+                and (name == "lr" or isinstance(value, (bool, int, float, tuple, list)))}}
             for group in optimizer.param_groups]
 
 
