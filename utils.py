@@ -85,7 +85,7 @@ def count(text, least=1):
     return int(text)
 
 
-def rate(text):
+def positive_number(text):
     if not 0 < float(text) < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a finite number above 0")
     return float(text)
@@ -120,7 +120,8 @@ def parse_args(doc, spawn=False):
         help="epochs between saves; the last is always saved")
     add("--batch-size", "--batch_size", type=count, default=960,
         help="total batch size, divided among the processes")
-    add("--lr", type=rate, default=0.018, help="learning rate; a resumed run keeps its own")
+    add("--lr", type=positive_number, default=0.018,
+        help="learning rate; a resumed run keeps its own")
     add("--dataset", choices=["synthetic", "FashionMNIST", "MNIST", "CIFAR10"], default="synthetic",
         help="synthetic is made in memory")
     add("--data-dir", default="data", help="folder for a real dataset, downloaded if missing")
@@ -131,7 +132,7 @@ def parse_args(doc, spawn=False):
     add("--backend", choices=[get_default_backend_for_device(device) for device in devices],
         default=argparse.SUPPRESS,
         help="default: the device's own; with gloo, processes can share a CUDA or ROCm device")
-    add("--checkpoint", default=pathlib.Path(sys.argv[0]).stem + ".pt",
+    add("--checkpoint", type=os.path.normpath, default=pathlib.Path(sys.argv[0]).stem + ".pt",
         help="file to save to, and to resume from if it exists")
     add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # from torch.distributed.launch
     if spawn:
@@ -140,6 +141,8 @@ def parse_args(doc, spawn=False):
             help="processes per machine, the same on all; default: one per GPU, else 2 on the CPU")
         add("-nr", "--node-rank", type=whole, default=0, help="this machine's number, from 0")
     args = parser.parse_args()
+    if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1" and "torchrun" not in doc:
+        stop("start it with python, not with torchrun: each process would train by itself", 2)
     if "backend" not in args:
         args.backend = get_default_backend_for_device(args.device)
     if args.backend == "gloo" and args.device != "cpu":

@@ -10,6 +10,7 @@ BAD = {  # script and arguments; what the line says
     "single_gpu.py --batch-size 3841": "argument --batch-size: 3841 exceeds the 3840 training samples",
     "multigpu_spawn.py --batch_size 241 -g 2 --device cpu": "argument --batch-size: 241 is not divisible by 2 processes, 242 is",
     "dp.py --lr nan": "argument --lr: 'nan' is not a finite number above 0",
+    "single_gpu.py --lr small": "argument --lr: invalid positive_number value: 'small'",
     "single_gpu.py --dataset ImageNet": "argument --dataset: invalid choice: 'ImageNet' (choose from",
     "single_gpu.py --model resnet19": "argument --model: invalid choice: 'resnet19' (choose from",
     "single_gpu.py --device gpu": "argument --device: invalid choice: 'gpu' (choose from",
@@ -33,6 +34,12 @@ def test_a_bad_argument_ends_the_run_in_one_line_and_writes_nothing(command, fol
 def test_what_all_ranks_see_one_says():
     job = start("multigpu_torchrun.py", "--batch-size", 241)
     assert job.wait() == 1 and job.stderr.count("argument --batch-size: 241 is not divisible by 2 processes, 242 is") == 1
+
+
+def test_scripts_that_no_launcher_starts_refuse_torchrun():
+    for script in ("single_gpu.py", "multigpu_spawn.py"):
+        job = train(script, processes=0, status=2, LOCAL_WORLD_SIZE="2")
+        assert job.stderr.startswith(f"{script}: start it with python, not with torchrun") and job.stdout == ""
 
 
 def test_the_default_batch_is_one_for_eight_machines_of_eight_and_for_most_other_clusters():

@@ -43,7 +43,7 @@ def test_each_script_and_fsdp_go_on_where_another_stopped_with_the_rates_of_the_
     assert [group["lr"] for group in other["optimizer"]["param_groups"]] == [0.0045, 0.009]
 
     before = Path("relay.pt").read_bytes()
-    done = leg("dp.py", 3, "--checkpoint", "relay.pt")
+    done = leg("dp.py", 3, "--checkpoint", "./relay.pt/")
     assert "relay.pt: 8 of 3 epochs are done; to start afresh, delete it or change" in done
     assert Path("relay.pt").read_bytes() == before and not list(Path().glob("*.tmp"))
 
