@@ -355,7 +355,8 @@ def other_numbers(e):
 
 def gradients(e):
     step, buffers = e.pair.first_buffers
-    if step >= e.step - 1 and buffers and not e.drawing:  # what differed long before is no cause
+    drawn = e.drawing or (e.pair.in_workers and e.drawn_values)  # then buffers follow from it
+    if step >= e.step - 1 and buffers and not drawn:  # what differed long before is no cause
         yield SCRIPT, buffers
     yield from other_clipping(e)
     if e.factor is not None:
@@ -365,8 +366,8 @@ def gradients(e):
         if e.pair.in_workers:
             yield None, (f"{said} loader workers draw random numbers, by {e.pair.in_workers}: for augmentation or "
                          "noise. Until it is turned off in both, nothing more can be compared")
-        yield NUMBERS, (f"{said} no random numbers are drawn for them in each step: does each rank have its own data, "
-                        "or is it prepared differently?")
+        yield NUMBERS, (f"{said} the global generators of torch, NumPy and Python draw nothing for them in each step: "
+                        "does each rank have its own data, or its own generator, or is it prepared differently?")
     if len({*e.samples.ranks}) > 1 and e.losses == Losses.MEAN_OF_SAMPLES:
         yield SUMS, (f"the loss is a mean, but the ranks' parts are not equal: {e.samples.sizes}; divide each rank's "
                      "sum by the count of the whole batch")

@@ -1,6 +1,7 @@
 """Is a run that was killed and started again the run that nobody stopped? The command is run to its end; in another
 copy of the folder until it is killed, at the step after a checkpoint; and once more in that copy. Nothing is switched
 off or seeded, so all three have the same bits, and the first difference is the cause."""
+import collections
 import itertools
 import re
 from dataclasses import replace
@@ -60,6 +61,9 @@ def check_killed(unbroken, killed, step):
         raise CannotSay(f"two runs of {unbroken.name} differ from step {found[0]} on: {found[1]}. Begin it with "
                         "torch.manual_seed(0), random.seed(0) and numpy.random.seed(0); where GPUs round differently "
                         "each time, CUDA_VISIBLE_DEVICES= lets the check run on CPUs")
+    if not killed.names("saved"):
+        raise CannotSay(f"{unbroken.name} saves nothing before step {step} in its second run, where it did in the first: "
+                        "let it save by steps or epochs, not by the clock")
     if max((len(process.steps) for process in killed.ranks), default=0) < step:
         raise CannotSay(f"{unbroken.name} ends before step {step} in its second run: {own_error(killed.stderr)}")
 
@@ -127,12 +131,22 @@ def begins_like(unbroken, restarted):
               for process in (unbroken.since(k), restarted)]
     for which in (firsts[0].keys() & firsts[1].keys()) - {0}:
         others = others + other_weights(firsts[0][which], firsts[1][which], restarted.parameters(which))
-    return k, others
+    return k, others + other_constants(unbroken, restarted)
 
 
 def other_weights(one, other, parameters):
     pairs = zip(parameters.names, *(of_tensors(step.last("old_weights")) for step in (one, other)))
     return [name for name, a, b in pairs if distance(a, b) > 4 * parameters.eps * norm(a)]
+
+
+def other_constants(unbroken, restarted):
+    """What no optimizer holds, and what never moves in the unbroken run: a frozen model."""
+    eps, known = restarted.parameters(0).eps, collections.defaultdict(list)
+    for record in unbroken.of("buffer"):
+        known[record.name].append(record.value)
+    return [name for name, value in restarted.steps[0].named("buffer").items() if name in known
+            and known[name].count(known[name][0]) == len(known[name])
+            and distance(value, known[name][0]) > 4 * eps * norm(value)]
 
 
 def wrong_beginning(begins, unbroken, killed, restarted):

@@ -73,7 +73,7 @@ LIVE = {  # status, what is said, and the two scripts
     "no set_epoch": (1, NOT + "step 7: .*set_epoch was not called", both(after=[("    sampler.set_epoch(epoch)\n", "")])),
     "the whole batch on each rank": (
         1, "^the same training, but not split between ranks: 12 steps .*each rank computes all of it.", both(after=[WHOLE])),
-    "values of each rank, drawn by nothing": (1, NOT + "step 1: Sequential 0 has values that train.py never .*no random", both(
+    "values of each rank, drawn by nothing": (1, NOT + "step 1: Sequential 0 has values that train.py never .*draw nothing", both(
         after=[("        loss =", "        x = x + rank\n        loss =")])),
     "a second optimizer without DDP": (1, NOT + "step 2: ranks 0 and 1 .*not wrapped in DDP.*Training goes through", both(
         of=MORE, after=[("other = DDP(nn.Linear(1, 1))", "other = nn.Linear(1, 1)")])),

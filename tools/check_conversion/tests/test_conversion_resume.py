@@ -31,6 +31,9 @@ CASES = {  # status, what is said, and the script
         changed(WAVES, *ONE_RANK)),
     "without Adam's moments": (1, FROM_20 + "step 21: the gradients agree, the optimizer's step does not", SAMPLES, changed(
         STEPS, ('(checkpoint["optimizer"])', '({**checkpoint["optimizer"], "state": {}})'))),
+    "that draws frozen layers anew": (
+        1, NOT + " it begins with the weights of step 20, but not in table.weight", EPOCHS, changed(WAVES, ("# 3.", (
+            "table = torch.nn.Embedding(4, 4).requires_grad_(False)\ntable.weight += os.path.exists('run.pt')\n# 3.")))),
     "that repeats an epoch": (
         1, NOT + " it begins with the weights of step 20 and takes 30 more steps, the unbroken run 20", EPOCHS, changed(
             WAVES, ('"epoch": epoch + 1', '"epoch": epoch'))),
