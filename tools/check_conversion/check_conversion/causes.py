@@ -3,9 +3,7 @@ was drawn, which loss, which gradients, which weights. The first of these that i
 what comes behind it follows from it: told(), fed(), gradients() and weights() say the causes in this order. Each rests
 on something that was recorded, and is a section of the chapter, or None where nothing more can be compared, and a
 sentence."""
-import itertools
 import math
-from dataclasses import replace
 from functools import cached_property
 
 from check_conversion import samples
@@ -41,13 +39,10 @@ class Evidence:
     def parted(self):
         """Whether a cause is to be looked for: the weights differ afterwards by more than rounding explains, or
         options, or all gradients by a factor that the optimizer does not heed."""
-        return self.weights.differs(*self.both("new_weights")) or bool(other_options(self)) or (
-            self.gradients_differ and self.factor is not None)
-
-    @cached_property
-    def gradients_differ(self):
         one, ours = self.both("gradients")
-        return not distance(one, ours) <= max(LARGE * norm(one), TIMES * self.pair.gradients[self.optimizer])
+        alike = distance(one, ours) <= max(LARGE * norm(one), TIMES * self.pair.gradients[self.optimizer])
+        return self.weights.differs(*self.both("new_weights")) or bool(other_options(self)) or (
+            not alike and self.factor is not None)
 
     @cached_property
     def factor(self):
@@ -136,6 +131,17 @@ class Evidence:
         return f"gradients differ by {self.apart:.2g} of their norm, most in {where}"
 
 
+def causes(e):
+    """All that are seen in a step, the first of them first."""
+    yield from told(e)
+    if e.parted:
+        yield from fed(e)
+        yield from gradients(e)
+        yield from weights(e)
+    if not all(map(math.isfinite, e.one.last("new_weights"))):
+        yield None, "the weights of both scripts are no longer finite: nothing more can be compared"
+
+
 # What the ranks were told, and where they begin: also where it moves no weight otherwise.
 
 def told(e):
@@ -199,8 +205,7 @@ def other_options(e):
 def shuffles_of_ranks(e):
     one, *others = [rank.latest("shuffle", e.step) for rank in e.pair.ranks]
     for rank, other in enumerate(others, 1):
-        if one and other and one.value.shuffles and other.value.shuffles and (
-                replace(one.value, again=False) != replace(other.value, again=False)):
+        if one and other and one.value.shuffles and other.value.shuffles and one.value != other.value:
             how = (f"DistributedSampler's seed and epoch are {one.value.asked} and {other.value.asked}"
                    if one.value.asked and other.value.asked else "each with its own random numbers")
             yield NUMBERS, (f"ranks 0 and {rank} shuffle differently, {how}: give all ranks a DistributedSampler with "
@@ -272,7 +277,8 @@ def fed(e):
             "rank, then take the rank's part")
     if relation == Relation.SAME and seen.mispaired:
         yield ROUTES, f"{seen.mispaired[0]} is paired with other samples of {seen.mispaired[1]} than in {e.name}"
-    if relation == Relation.ALIKE or (relation == Relation.WHOLE and not e.pair.parts_of_whole):
+    of_parts = {*e.pair.whole} & samples.PARTS  # a rank has taken the whole batch before, and the loss of its own part
+    if relation == Relation.ALIKE or (relation == Relation.WHOLE and not of_parts):
         yield ROUTES, f"{relation.value}: {seen.sizes}"
     if full_size and len({*seen.calls}) == 1 < seen.calls[0]:
         yield "Loops of steps", (
@@ -436,8 +442,3 @@ def of_the_optimizer(e):
     """The weights part by far more of their step than the gradients of their norm."""
     step = distance(*map(e.one.last, ("old_weights", "new_weights"))) or 1
     return distance(*e.both("new_weights")) / step > 1000 * max(e.apart, 1e-6)
-
-
-def first(*causes):
-    """Of several generators."""
-    return next(itertools.chain(*causes), None)

@@ -71,21 +71,21 @@ def how_it_ended(original, converted):
     """A fault of the other run as a whole."""
     counts, error = [len(rank.steps) for rank in converted.ranks], own_error(converted.stderr)
     if converted.waits:
-        return Fault("\n  ".join(["it hangs:", *converted.waits]), "Hangs")
-    if {*counts} == {len(original.ranks[0].steps)} and re.search(
-            "terminate called without|SIGABRT", converted.stderr):
-        return Fault("it aborts when it ends: import torch.distributed.nn before the process group is made, and del "
-                     "model before it is destroyed", "The end of a run")
+        return Fault("Hangs", "\n  ".join(["it hangs:", *converted.waits]))
+    if {*counts} == {len(original.ranks[0].steps)} and re.search("terminate called without|SIGABRT", converted.stderr):
+        return Fault("The end of a run", "it aborts when it ends: import torch.distributed.nn before the process group "
+                     "is made, and del model before it is destroyed")
     if converted.status:
         gone = re.search("Connection (reset|closed)", error)
-        return Fault(f"it fails after the ranks took {', '.join(map(str, counts)) or 0} steps: {error}"
-                     + " (the rank that it waits for has ended)" * bool(gone), "Hangs" if gone else "Errors")
+        return Fault("Hangs" if gone else "Errors",
+                     f"it fails after the ranks took {', '.join(map(str, counts)) or 0} steps: {error}"
+                     + " (the rank that it waits for has ended)" * bool(gone))
     if converted.outlived and not original.outlived:
-        return Fault("it leaves processes behind", "The end of a run")
+        return Fault("The end of a run", "it leaves processes behind")
     if (idle := converted.idle) and idle != original.idle:
-        return Fault(f"rank {' and '.join(map(str, idle))} did not train: {len(idle) + len(counts)} processes were "
-                     f"started, {len(counts)} trained", "Training goes through DDP")
-    return None if converted.ranks else Fault("it takes no step", "Training goes through DDP")
+        return Fault("Training goes through DDP", f"rank {' and '.join(map(str, idle))} did not train: "
+                     f"{len(idle) + len(counts)} processes were started, {len(counts)} trained")
+    return None if converted.ranks else Fault("Training goes through DDP", "it takes no step")
 
 
 # The verdict.
@@ -117,21 +117,18 @@ def judge_outputs(original, nudged, converted, pair):
         raise CannotSay(f"the same up to step {pair.hidden_since - 1} of {pair.agreed}; from there on rounding alone "
                         "moves the weights by 1% of what training does, so neither smaller faults nor the figures of "
                         "later steps can be judged: lower the learning rate in both")
-    verdict = say([*say_training(pair, converted, not_compared(original, converted))], faults, parts,
-                  [*say_rest(original, converted, parts, pair)])
-    verdict.status |= pair.not_shared_out
-    return verdict
+    if pair.not_shared_out:
+        faults.insert(0, Fault("Two routes", "each rank computes all of it: give each its part of the batch"))
+    return say(say_training(pair, original, converted), faults, parts, say_rest(original, converted, parts, pair))
 
 
-def say_training(pair, converted, without):
-    count = len(converted.ranks)
+def say_training(pair, original, converted):
+    count, without = len(converted.ranks), not_compared(original, converted)
     yield (f"the same training{', but not split between ranks' * pair.not_shared_out}: {pair.agreed} steps with "
            f"{count} process{'es' * (count > 1)}{', SyncBatchNorm' * ('synchronised' in converted.names('batchnorm'))}"
            + f"; not compared: {', '.join(without)}" * bool(without))
     yield f"weights within {pair.apart:.0e} of their norm; rounding alone moves them by {pair.rounding:.0e}"
-    if pair.not_shared_out:
-        yield str(Fault("each rank computes all of it: give each its part of the batch", "Two routes"))
-    elif pair.whole:
+    if pair.whole and not pair.not_shared_out:
         own = ", but takes the loss of its own part only" * ({*pair.whole} <= PARTS)
         yield f"every rank runs the forward pass on the whole batch{own}"
     elif pair.unseen == pair.agreed and count > 1:
@@ -157,4 +154,3 @@ def say_rest(original, converted, parts, pair):
             ("not compared, because it is on only where there is a GPU", sorted(pair.on_gpus))):
         if names:
             yield f"{text}: {few(names)}"
-    yield from (remark for part in parts for remark in part.remarks)

@@ -95,7 +95,6 @@ class Comparison:
     def __init__(self, what, names, drift, place="", noun="line"):
         self.what, self.names, self.drift, self.place, self.noun = what, names, drift, place, noun
         self.same, self.total, self.files = 0, 0, []  # files: the names of those that are the same
-        self.parted = []  # pairs: how the first shows an item, and how the other does
         self.missing, self.varying, self.remarks, self.faults = [], [], [], []
 
     @property
@@ -109,9 +108,10 @@ class Comparison:
             getattr(self, said).extend(getattr(other, said))
 
     def fault(self, text, heading, measured=False):
-        self.faults.append(Fault(f"{self.place}{text}", heading, measured=measured))
+        self.faults.append(Fault(heading, f"{self.place}{text}", measured=measured))
 
     def compare(self, first, measure, other):
+        parted = []
         for name, items in first.items():
             theirs, skipped = counterpart(name, first, other)
             again, others = measure.get(name, []), other.get(theirs, [])
@@ -124,26 +124,23 @@ class Comparison:
                 self.fault(f"{self.what} {len(others)} times instead of {len(items)}: {items[0].shown}",
                            "Printed by all ranks" if len(others) > len(items) else "Printed figures")
             else:
-                self.compare_rows(items, again, others, skipped)
-        return self
+                parted += self.compare_rows(items, again, others, skipped)
+        if parted:
+            shown = "".join(f"\n  {self.names[0]}: {a}\n  {self.names[1]}: {b}" for a, b in parted[:SHOWN])
+            more = f"\n  and {len(parted) - SHOWN} more" * (len(parted) > SHOWN)
+            self.fault(f"{self.what} differently:{shown}{more}\n ", "Printed figures", measured=True)
 
     def compare_rows(self, items, again, others, skipped):
-        """Of items of the same name: those that part, and those with something that varies."""
+        """Of items of the same name: how the first shows those that part, and how the other does."""
         parted, varying = set(), set()
         for place in range(len(items[0].parts)):
             rows = [(one.parts[place], nudged.parts[place], our.parts[skipped + place])
                     for one, nudged, our in zip(items, again, others)]
             found = compare_column(rows, self.drift)
             parted, varying = parted | found[0], varying | found[1]
-        self.parted += [(items[k].shown, others[k].shown) for k in sorted(parted)]
         self.varying += [self.place + items[k].shown for k in sorted(varying - parted)]
         self.same += len(items) - len(parted)
-
-    def say_parted(self):
-        if self.parted:
-            shown = "".join(f"\n  {self.names[0]}: {a}\n  {self.names[1]}: {b}" for a, b in self.parted[:SHOWN])
-            more = f"\n  and {len(self.parted) - SHOWN} more" * (len(self.parted) > SHOWN)
-            self.fault(f"{self.what} differently:{shown}{more}\n ", "Printed figures", measured=True)
+        return [(items[k].shown, others[k].shown) for k in sorted(parted)]
 
 
 def counterpart(words, original, converted):
@@ -160,7 +157,7 @@ def counterpart(words, original, converted):
 def compare_text(texts, found, needed=""):
     """Of all three; needed: "lines" or "figures", if the other run must have each line, or each with a figure."""
     first, measure, other = map(items_of_text, texts)
-    found.compare(first, measure, other).say_parted()
+    found.compare(first, measure, other)
     lacking = [line for line in found.missing if needed == "lines" or TOKEN.search(line)]
     others = [name for name in first if MARK in name and name in other]
     if lacking and (needed or (not (others or found.faults) and (
@@ -186,9 +183,10 @@ def compare_values(three, found):
     both = [name for name in one if name in nudged and name in other]
     tensors, plain = ([name for name in both if all(isinstance(each[name], Tensor) == kind for each in three)]
                       for kind in (True, False))
-    settings = {name for name in both if is_setting(name)}
+    # What a script was told, not what it found; and what BatchNorm has counted.
+    settings = {name for name in both if SETTINGS & {*name.split(".")} or name.endswith("num_batches_tracked")}
     measured, counted = ([name for name in names if name not in settings] for names in (tensors, plain))
-    found.compare(*(values_as_items(each, counted) for each in three)).say_parted()
+    found.compare(*(values_as_items(each, counted) for each in three))
     parted, varying = compare_tensors(*three, measured, found.drift)
     found.varying += [f"{found.place}{name}" for name in varying]
     reordered = [name for name in parted if in_another_order(one[name], other[name])]
@@ -245,11 +243,6 @@ def of_optimizers(names, values):
     return [name for name in names if name.startswith(tuple(states))]
 
 
-def is_setting(name):
-    """What a script was told, not what it found; and what BatchNorm has counted."""
-    return bool(SETTINGS & {*name.split(".")}) or name.endswith("num_batches_tracked")
-
-
 def under_the_same_names(one, other):
     """The converted script's values under the original's names, and those renamed: FSDP's optimizer has the parameters'
     names, torch.optim's their numbers."""
@@ -284,18 +277,16 @@ def pair(found, others, by_name=False):
 
 def compare_files(first, measure, other, found, needed=""):
     ours, again = (pair(first.files, run.files, by_name=bool(needed)) for run in (other, measure))
-    writers, unread = collections.defaultdict(set), []
-    for process in other.processes:
-        for record in process.of("wrote"):
-            writers[record.name].add(process.rank)
+    unread = []
     for name, file in first.files.items():
         our = ours.get(name)
+        writers = sorted({one.rank for one in other.processes for record in one.of("wrote") if record.name == our})
         if name not in again:
             found.varying.append(name)
         elif not our:
             found.fault(f"not written by {found.names[1]}: {name}", "Saving")
-        elif len(writers[our]) > 1 and not needed:
-            found.fault(f"{our} is written by ranks {' and '.join(map(str, sorted(writers[our])))}", "Saving")
+        elif len(writers) > 1 and not needed:
+            found.fault(f"{our} is written by ranks {' and '.join(map(str, writers))}", "Saving")
         elif file.kind == "unread":
             unread.append(f"{our} ({file.why})")
         elif other.files[our].kind != file.kind:

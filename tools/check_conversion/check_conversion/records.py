@@ -13,8 +13,8 @@ process writes, under its process id,
 and the check has stdout and stderr of the command itself written there.
 """
 import collections
+import contextlib
 import dataclasses
-import functools
 import json
 import os
 import pickle
@@ -34,9 +34,7 @@ STREAMS = {  # of text: what is done with it, and what its lines are
 @dataclass
 class Settings:
     """What an observed process is told."""
-    records: str  # the folder of records
-    home: str  # all that the check makes lies below: it may be written
-    temporary: str  # below it too: where tempfile writes
+    records: str  # the folder of records; all that the check makes lies beside it: it may be written
     root: str  # of the copy: beside the copy it links to what lies around the user's folder
     copy: str  # of the user's folder: where the script works
     protected: list  # the user's own folders, which nothing may change
@@ -55,7 +53,7 @@ class Settings:
         """What a process needs to find them; the folder is also how its processes are found."""
         file = Path(self.records, "settings")
         file.write_text(json.dumps(dataclasses.asdict(self)))
-        return {VARIABLE: str(file), "TMPDIR": self.temporary}
+        return {VARIABLE: str(file)}
 
     def file(self, ending):
         """Of this process."""
@@ -88,8 +86,8 @@ KINDS = {
     "gradients": "of all its parameters: a sketch",
     "old_weights": "the weights: a sketch",
     "new_weights": "the weights: the last record of the step",
-    # Of an optimizer, before its first step.
-    "parameters": "value: Parameters",
+    # Of an optimizer, before its first step, and when it has more of them.
+    "parameters": "name: which optimizer, value: Parameters",
     # Of files.
     "wrote": "name: a file of the copy that was begun anew or renamed",
     "read": "name: a file that torch.load has read",
@@ -115,7 +113,7 @@ FLOORS = {
 class Fed:
     """A tensor by which the same samples are known again."""
     shape: list
-    whole_numbers: bool = False  # tokens, classes: no noise
+    whole_numbers: bool  # tokens, classes: no noise
     one: list = field(default_factory=list)  # of an element of a list: its checksum
     rows: list = field(default_factory=list)  # a checksum of each row, and of each column,
     columns: list = field(default_factory=list)  # for samples may lie along either
@@ -126,10 +124,10 @@ class Shuffle:
     """One pass of a sampler over its samples."""
     sampler: str
     length: int  # samples that it chooses from
-    shuffles: bool = True
-    asked: tuple = ()  # seed and epoch of a DistributedSampler
-    again: bool = False  # an earlier epoch asked for the same
-    drawn: int = 0  # a checksum of the order that it would have had
+    shuffles: bool
+    asked: tuple  # seed and epoch of a DistributedSampler, or ()
+    again: bool = field(compare=False)  # an earlier epoch asked for the same
+    drawn: int  # a checksum of the order that it would have had
 
 
 @dataclass
@@ -146,9 +144,9 @@ class Step(dict):
     def all(self, kind):
         return [value for _, value in self.get(kind, [])]
 
-    def last(self, kind, default=None):
-        """The one that counts: an optimizer's step may have been broken off before."""
-        return self[kind][-1][1] if self.get(kind) else default
+    def last(self, kind):
+        """The one that counts, or None: an optimizer's step may have been broken off before."""
+        return self[kind][-1][1] if kind in self else None
 
     def named(self, kind):
         return dict(self.get(kind, []))
@@ -164,8 +162,9 @@ class Process:
 
     def __init__(self, pid, records):
         self.pid, self.records, self.rank = pid, records, records[-1].rank if records else 0
-        steps = collections.defaultdict(Step)
+        steps, self.by_kind = collections.defaultdict(Step), collections.defaultdict(list)
         for record in records:
+            self.by_kind[record.kind].append(record)
             steps[record.step].setdefault(record.kind, []).append((record.name, record.value))
         self.steps = [steps[number] for number in sorted(steps) if "new_weights" in steps[number]]
         self.tail = steps[len(self.steps)]  # what came after the last step
@@ -175,24 +174,16 @@ class Process:
         later = [record._replace(step=record.step - step) for record in self.records
                  if record.step >= step and record.kind != "parameters"]
         order = [*dict.fromkeys(record.value for record in later if record.kind == "optimizer")]
-        parameters = [self.of("parameters")[which]._replace(step=0) for which in order]
+        parameters = [Record(self.rank, 0, "parameters", k, self.parameters(which)) for k, which in enumerate(order)]
         return Process(self.pid, parameters + [
             record._replace(value=order.index(record.value)) if record.kind == "optimizer" else record
             for record in later])
-
-    @functools.cached_property
-    def by_kind(self):
-        found = collections.defaultdict(list)
-        for record in self.records:
-            found[record.kind].append(record)
-        return found
 
     def of(self, kind):
         return self.by_kind[kind]
 
     def parameters(self, optimizer):
-        found = [record.value for record in self.of("parameters")]
-        return found[optimizer] if optimizer < len(found) else None
+        return {record.name: record.value for record in self.of("parameters")}.get(optimizer)
 
     def latest(self, kind, step):
         """The last of this kind before the end of a step, which counts from 1."""
@@ -207,9 +198,7 @@ def write(path, record):
 def read(path):
     """All that was written, in its order; a process may have been killed while it wrote."""
     found = []
-    with open(path, "rb") as file:
+    with open(path, "rb") as file, contextlib.suppress(EOFError, pickle.UnpicklingError):
         while True:
-            try:
-                found.append(Record(*pickle.load(file)))
-            except (EOFError, pickle.UnpicklingError):
-                return Process(int(Path(path).stem), found)
+            found.append(Record(*pickle.load(file)))
+    return Process(int(Path(path).stem), found)

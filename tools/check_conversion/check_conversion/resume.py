@@ -246,6 +246,5 @@ def judge(unbroken, killed, restarted, step):
         faults = [fault.text.rstrip() for part in parts for fault in part.faults]
     first = "NOT THE SAME RUN" if faults else "a killed run goes on as if it had never stopped"
     varying = few([name for part in parts for name in part.varying], 1)
-    return say([f"{first}: {where}"], faults, parts, [
-        *[f"times, and what else differs in each run, are not compared: {varying}"] * bool(varying),
-        *(remark for part in parts for remark in part.remarks)])
+    return say([f"{first}: {where}"], faults, parts,
+               [f"times, and what else differs in each run, are not compared: {varying}"] * bool(varying))

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from check_conversion import files, records
@@ -26,10 +26,10 @@ class Run:
     stderr: str  # of the command
     texts: dict  # of each of STREAMS, by rank; -1 is the command itself, perhaps a launcher
     processes: list
-    waits: list = field(default_factory=list)  # where each rank waits, if it hangs
-    outlived: list = field(default_factory=list)  # by processes that it started
-    files: dict = field(default_factory=dict)  # what it left in its copy of the folder, by their names
-    settings: Settings = None
+    waits: list  # where each rank waits, if it hangs
+    outlived: list  # by processes that it started
+    files: dict  # what it left in its copy of the folder, by their names
+    settings: Settings
 
     @property
     def ranks(self):
@@ -52,8 +52,7 @@ class Run:
 def prepare(workspace, again=None, **options):
     """What the processes of a run are told: a new copy to work in, or an earlier run's, and a folder of records."""
     root, copy = (again.root, again.copy) if again else map(str, workspace.copy())
-    temporary = tempfile.mkdtemp(prefix="t", dir=workspace.home)  # short: sockets have names of at most 107 letters
-    return Settings(tempfile.mkdtemp(prefix="records.", dir=workspace.home), str(workspace.home), temporary, root, copy,
+    return Settings(tempfile.mkdtemp(prefix="records.", dir=workspace.home), root, copy,
                     [*map(str, workspace.protected)], **options)
 
 
@@ -80,16 +79,17 @@ def run(command, workspace, patience, settings):
 
 
 def environment(settings):
-    path = os.environ.get("PYTHONPATH")
+    home = Path(settings.records).parent
     added = {**settings.as_environment(), "PWD": settings.copy,
-             "PYTHONPATH": f"{START}:{path}" if path else START,
+             "TMPDIR": tempfile.mkdtemp(prefix="t", dir=home),  # short: sockets have names of at most 107 letters
+             "PYTHONPATH": ":".join(filter(None, (str(START), os.environ.get("PYTHONPATH")))),
              "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "offline",  # nothing of it leaves this machine
              "PYTHONUNBUFFERED": "1"}  # what a killed rank has printed is there
     if settings.intervene:
         added |= {"TORCH_COMPILE_DISABLE": "1", "NVIDIA_TF32_OVERRIDE": "0"}
     if settings.nudged:
         added["TZ"] = "LATER-24:59:59"  # another day, hour, minute and second
-    return {**os.environ, **{name: str(value) for name, value in added.items()}}
+    return {**os.environ, **added}
 
 
 def wait(started, folder, patience):

@@ -114,7 +114,6 @@ def shapes(step):
 class Samples:
     """What the ranks of a step were fed together, beside what the original was; of several arguments the one that
     tells most."""
-    relation, argument, calls, original, ranks, whole_numbers = Relation.UNKNOWN, "", [0], 0, (), False
 
     def __init__(self, step, nudged, shares, steps, name):
         self.sizes = f"{name} was fed {shapes(step)}, the ranks {', '.join(map(shapes, shares))}"
@@ -132,12 +131,12 @@ class Samples:
         telling = [one for one in found if one.relation not in (Relation.WHOLE, Relation.UNKNOWN)]
         self.relations = {one.name: one.relation for one in found}
         self.mispaired = mispaired([one for one in telling if one.relation == Relation.SAME])
-        if found:
-            chosen = ([one for one in telling if one.relation != Relation.SAME] or telling or found)[0]
-            self.original, *self.ranks = map(len, chosen.checksums)
-            self.argument, self.calls, self.whole_numbers = chosen.name, chosen.calls, chosen.whole_numbers
-            if telling or {*self.relations.values()} == {Relation.WHOLE}:
-                self.relation = chosen.relation
+        nothing = Argument("", step, shares)
+        chosen = [*(one for one in telling if one.relation != Relation.SAME), *telling, *found, nothing][0]
+        told = telling or {*self.relations.values()} == {Relation.WHOLE}
+        self.relation = chosen.relation if told else Relation.UNKNOWN
+        self.original, *self.ranks = map(len, chosen.checksums)
+        self.argument, self.calls, self.whole_numbers = chosen.name, chosen.calls, chosen.whole_numbers
 
 
 def mispaired(arguments):
@@ -155,15 +154,8 @@ def losses(step, shares, samples, allowed):
     whole, *parts = (sum(one.all("loss")) for one in (step, *shares))
     if not all(one.all("loss") for one in (step, *shares)) or not math.isfinite(whole):
         return Losses.UNKNOWN
-
-    def is_whole(value):
-        return abs(value - whole) <= allowed + 1e-12
-    if all(map(is_whole, parts)):
-        return Losses.EACH
-    if is_whole(sum(parts) / len(parts)):
-        return Losses.MEAN
-    if is_whole(sum(parts)):
-        return Losses.SUM
-    if sum(samples.ranks) and is_whole(sum(map(math.prod, zip(samples.ranks, parts))) / sum(samples.ranks)):
-        return Losses.MEAN_OF_SAMPLES
-    return Losses.OTHER
+    made = {Losses.EACH: parts, Losses.MEAN: [sum(parts) / len(parts)], Losses.SUM: [sum(parts)]}
+    if count := sum(samples.ranks):
+        made[Losses.MEAN_OF_SAMPLES] = [sum(map(math.prod, zip(samples.ranks, parts))) / count]
+    return next((way for way, values in made.items()
+                 if all(abs(value - whole) <= allowed + 1e-12 for value in values)), Losses.OTHER)

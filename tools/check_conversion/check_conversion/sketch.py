@@ -1,4 +1,5 @@
 """Tensors in a few numbers, which differ as far as the tensors do; how far two are apart, and may be."""
+import contextlib
 import functools
 import math
 from array import array
@@ -43,10 +44,7 @@ def sketch(tensors):
     is about that of the tensors."""
     found = []
     for tensor in tensors:
-        if tensor is None or not tensor.numel():
-            found.append(torch.zeros(BUCKETS))
-            continue
-        flat = gathered(tensor).to_dense().flatten()
+        flat = torch.zeros(0) if tensor is None else gathered(tensor).to_dense().flatten()
         size = BUCKETS if flat.numel() <= ROWS * BUCKETS else ROWS * BUCKETS
         flat = torch.nn.functional.pad(flat, (0, -flat.numel() % size))
         rows = (folded(flat) if size > BUCKETS else flat.double()).view(-1, BUCKETS)
@@ -67,7 +65,7 @@ def checksums(matrix):
 def describe(tensor, in_a_list=False):
     """What the same samples are known again by."""
     fed = Fed(list(tensor.shape), not (tensor.is_floating_point() or tensor.is_complex()))
-    try:
+    with contextlib.suppress(RuntimeError):  # a sparse tensor, or one without numbers of its own, while torch traces
         numbers = gathered(tensor)
         if in_a_list:
             fed.one = checksums(numbers.reshape(1, -1))
@@ -76,8 +74,6 @@ def describe(tensor, in_a_list=False):
         if tensor.dim() > 1:
             across = numbers.transpose(0, 1)
             fed.columns = checksums(across.reshape(len(across), -1))
-    except RuntimeError:
-        pass  # a sparse tensor, or one without numbers of its own, while torch traces
     return fed
 
 
@@ -85,8 +81,7 @@ def describe(tensor, in_a_list=False):
 
 def norm(numbers):
     """Of those that are finite: nothing that is compared with it passes because it is NaN."""
-    size = math.hypot(*numbers)
-    return size if math.isfinite(size) else math.hypot(*filter(math.isfinite, numbers))
+    return math.hypot(*filter(math.isfinite, numbers))
 
 
 def distance(one, other):

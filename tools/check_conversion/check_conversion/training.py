@@ -5,7 +5,7 @@ import math
 from check_conversion import causes
 from check_conversion.causes import Evidence
 from check_conversion.records import Step
-from check_conversion.samples import PARTS, Losses, Relation, same_twice
+from check_conversion.samples import Losses, Relation, same_twice
 from check_conversion.sketch import LARGE, Measured, distance, norm, of_tensors
 from check_conversion.verdict import CannotSay, Fault, few
 
@@ -27,10 +27,8 @@ class Weights(Measured):
         moved = distance(one.last("new_weights"), self.start)
         if math.isfinite(moved):  # weights that are NaN have not been moved by any measure
             self.largest = moved
-        if self.parted <= LARGE * moved or not moved:  # what was not trained hides nothing
-            self.hidden_since = 0
-        else:
-            self.hidden_since = self.hidden_since or k
+        hidden = self.parted > LARGE * moved > 0  # what was not trained hides nothing
+        self.hidden_since = (self.hidden_since or k) if hidden else 0
 
 
 # Parameters whose gradient is nothing but rounding are not compared.
@@ -137,11 +135,6 @@ class Pair:
         return self.agreed == len(self.whole) and {*self.whole} == {Losses.EACH}
 
     @property
-    def parts_of_whole(self):
-        """Whether a rank has taken the whole batch, and the loss of its own part."""
-        return bool({*self.whole} & PARTS)
-
-    @property
     def hidden_since(self):
         return min((one.hidden_since for one in self.weights.values() if one.hidden_since), default=0)
 
@@ -202,18 +195,12 @@ def unseeded(original, nudged):
 
 # Step by step.
 
-def first_fault(pair, to_the_end=True):
+def first_fault(pair, to_the_end):
     """In all steps that both have; to_the_end: both runs came to it."""
     for k in range(1, min(len(process.steps) for process in (pair.original, pair.nudged, *pair.ranks)) + 1):
         e = pair.follow(k)
-        cause = causes.first(causes.told(e))
-        if not cause and e.parted:
-            cause = causes.first(causes.fed(e), causes.gradients(e), causes.weights(e))
-        if not cause and not all(map(math.isfinite, e.one.last("new_weights"))):
-            cause = None, "the weights of both scripts are no longer finite: nothing more can be compared"
-        if cause:
-            heading, sentence = cause
-            return Fault(sentence, heading, k)
+        if cause := next(causes.causes(e), None):
+            return Fault(*cause, k)
         pair.agree(e)
     return at_the_end(pair) if to_the_end else None
 
@@ -222,10 +209,11 @@ def at_the_end(pair):
     """Whether both took all their steps, whether these moved any weight, and the last scores."""
     counts = [len(rank.steps) for rank in pair.ranks]
     if {*counts} != {len(pair.steps)}:
-        return Fault(f"{pair.name} takes {len(pair.steps)} steps, the ranks take {', '.join(map(str, counts))}",
-                     "Two routes" if len({*counts}) == 1 else "Decisions", pair.agreed + 1)
+        return Fault("Two routes" if len({*counts}) == 1 else "Decisions",
+                     f"{pair.name} takes {len(pair.steps)} steps, the ranks take {', '.join(map(str, counts))}",
+                     pair.agreed + 1)
     if not any(one.largest for one in pair.weights.values()):
         raise CannotSay(f"training moves no weight in {pair.name}")
     e = Evidence(pair, pair.agreed, pair.original.tail, pair.nudged.tail, [rank.tail for rank in pair.ranks])
-    heading, sentence = causes.first(causes.other_scores(e)) or ("", "")
-    return Fault(sentence, heading, pair.agreed) if sentence else None
+    cause = next(causes.other_scores(e), None)
+    return cause and Fault(*cause, pair.agreed)

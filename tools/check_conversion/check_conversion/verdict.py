@@ -1,5 +1,5 @@
 """What the check says."""
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 CHAPTER = "docs/your_own_script.md"  # which says what to do
 SHOWN = 3  # of faults, differences or names of a kind; of the rest their count
@@ -11,8 +11,8 @@ class CannotSay(Exception):
 
 @dataclass
 class Fault:
-    text: str
     heading: str  # of the chapter; None: it is no fault, but nothing more can be compared
+    text: str
     step: int = 0
     measured: bool = False  # it rests on how far two figures are apart
 
@@ -25,7 +25,7 @@ class Fault:
 @dataclass
 class Verdict:
     status: int  # 0: the same; 1: not the same
-    lines: list = field(default_factory=list)
+    lines: list
 
 
 def few(names, most=SHOWN):
@@ -38,4 +38,5 @@ def say(first, faults, parts, rest):
     """parts: outputs.Comparison of each kind of output."""
     more = [f"and {len(faults) - SHOWN} more faults"] * (len(faults) > SHOWN)
     counts = [f"{part.what}: {part.count}" for part in parts if part.count]
-    return Verdict(int(bool(faults)), [*first, *map(str, faults[:SHOWN]), *more, *counts, *rest])
+    remarks = [remark for part in parts for remark in part.remarks]
+    return Verdict(int(bool(faults)), [*first, *map(str, faults[:SHOWN]), *more, *counts, *rest, *remarks])

@@ -38,7 +38,7 @@ def noted(kind, *records, step=0):
             if one and step:
                 process.steps[step - 1].setdefault(kind, []).append(one)
             elif one:
-                process.records.append(Record(process.rank, 6, kind, *one))
+                process.of(kind).append(Record(process.rank, 6, kind, *one))
     return change
 
 

@@ -2,7 +2,7 @@
 
 
 def install():
-    from check_conversion.observed import figures, interventions, order, process, resuming, steps
+    from check_conversion.observed import figures, interventions, order, process, steps
     process.install()
     steps.install()
     figures.install()
@@ -10,4 +10,4 @@ def install():
         order.install()
         interventions.install()  # last: the second run's weights move once they have been noted
     else:
-        resuming.install()
+        steps.keep_first_buckets()

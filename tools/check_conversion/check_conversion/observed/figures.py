@@ -4,7 +4,7 @@ import builtins
 import contextlib
 import sys
 
-from check_conversion.observed.process import note, note_save, on_call, on_return, write
+from check_conversion.observed.process import note_save, on_call, replace, write
 
 
 def note_figures(to, figures, step=None):
@@ -18,18 +18,10 @@ def note_figures(to, figures, step=None):
 
 
 def change_tensorboard(module):
-    def note_scalar(writer, tag, scalar_value, global_step=None, *_, **__):
-        note_figures("TensorBoard", {tag: scalar_value}, global_step)
-
-    def note_scalars(writer, main_tag, tag_scalar_dict, global_step=None, *_, **__):
-        note_figures("TensorBoard", {main_tag: tag_scalar_dict}, global_step)
-    on_call(module.SummaryWriter, "add_scalar", note_scalar)
-    on_call(module.SummaryWriter, "add_scalars", note_scalars)
-
-
-def change_wandb(module):
-    """wandb.log is the run's own; a run that is disabled, on all ranks but one perhaps, has another."""
-    on_call(module.Run, "log", lambda run, data, step=None, *_, **__: note_figures("wandb", data, step))
+    on_call(module.SummaryWriter, "add_scalar", lambda writer, tag, scalar_value, global_step=None, *_, **__:
+            note_figures("TensorBoard", {tag: scalar_value}, global_step))
+    on_call(module.SummaryWriter, "add_scalars", lambda writer, main_tag, tag_scalar_dict, global_step=None, *_, **__:
+            note_figures("TensorBoard", {main_tag: tag_scalar_dict}, global_step))
 
 
 def note_bar(bar):
@@ -41,20 +33,14 @@ def note_bar(bar):
             write("bars", f"{name}{count}" + (f", {bar.postfix}" if bar.postfix else "") + "\n")
 
 
-def change_tqdm(module):
-    """tqdm.std, whose bars all others inherit from."""
-    on_call(module.tqdm, "close", note_bar)
-
-
-def change_safetensors(module):
-    """Its files are written in Rust, where Python sees nothing of it."""
-    on_call(module, "save_file", lambda tensors, filename, *_, **__: note_save(tensors, filename))
-    on_return(module, "save_file", lambda *_, **__: note("saved"))
-
-
-CHANGES = {"torch.utils.tensorboard.writer": change_tensorboard, "tensorboardX.writer": change_tensorboard,
-           "wandb.sdk.wandb_run": change_wandb, "tqdm.std": change_tqdm,
-           "safetensors.torch": change_safetensors}
+CHANGES = {  # of each module, once it is imported
+    "torch.utils.tensorboard.writer": change_tensorboard,
+    "tensorboardX.writer": change_tensorboard,
+    # wandb.log is the run's own; a run that is disabled, on all ranks but one perhaps, has another.
+    "wandb.sdk.wandb_run": lambda module: on_call(
+        module.Run, "log", lambda run, data, step=None, *_, **__: note_figures("wandb", data, step)),
+    "tqdm.std": lambda module: on_call(module.tqdm, "close", note_bar),  # all other bars inherit from it
+    "safetensors.torch": lambda module: replace(module, "save_file", note_save)}
 
 
 def change_imported(*_, **__):
@@ -65,5 +51,5 @@ def change_imported(*_, **__):
 
 
 def install():
-    on_return(builtins, "__import__", change_imported)
+    on_call(builtins, "__import__", after=change_imported)
     change_imported()  # what torch has imported

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from check_conversion.observed import process, steps
-from check_conversion.observed.process import note, of_script, on_call, on_return, replace, settings
+from check_conversion.observed.process import note, of_script, on_call, replace, settings
 
 # No dropout, and no autocast.
 
@@ -128,20 +128,18 @@ def compute_in_float64():
 # BatchNorm: over the whole batch, on CPUs too; or its statistics stand still.
 
 class Sum(torch.autograd.Function):
-    """Over the ranks, in which each rank's loss depends on the sum."""
+    """Over the ranks, in which each rank's loss depends on the sum: so a gradient is such a sum too."""
 
     @staticmethod
     def forward(ctx, mine, group):
         ctx.group = group
-        whole = mine.clone()
+        whole = mine.detach().clone(memory_format=torch.contiguous_format)
         dist.all_reduce(whole, group=group)
         return whole
 
     @staticmethod
     def backward(ctx, gradient):
-        gradient = gradient.contiguous().clone()
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
+        return Sum.apply(gradient, ctx.group), None
 
 
 def normalize_together(input, running_mean, running_var, weight, bias, momentum, eps, group=None):
@@ -216,7 +214,7 @@ def run_faster(began, clock):
 
 def be_second_run():
     """The time of day differs by its time zone, see running.py."""
-    on_return(Optimizer, "add_param_group", lambda result, optimizer, group: nudge(group["params"]))
+    on_call(Optimizer, "add_param_group", after=lambda result, one, *_, **__: nudge(one.param_groups[-1]["params"]))
     register_optimizer_step_post_hook(lambda optimizer, *_: nudge(steps.parameters_of(optimizer)))  # once it is noted
     for name in ("time", "perf_counter", "monotonic", "process_time"):
         replace(time, name, functools.partial(run_faster, getattr(time, name)()))
@@ -228,7 +226,7 @@ def install():
     replace(F, "scaled_dot_product_attention", attend_to_all)
     replace(torch.Tensor, "bernoulli_", keep_all)
     torch.nn.modules.module.register_module_forward_pre_hook(hold_dropout)
-    on_return(torch.autocast, "__init__", turn_off)
+    on_call(torch.autocast, "__init__", after=turn_off)
     on_call(torch.autocast, "__enter__", note_autocast)
     replace(F, "batch_norm", normalize_as_asked)
     replace(SyncBatchNorm, "forward", synchronise)

@@ -15,8 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
 
 from check_conversion.observed import process
-from check_conversion.observed.process import on_call, on_return, replace
-from check_conversion.observed.steps import disregard_draws
+from check_conversion.observed.process import on_call, replace
 from check_conversion.records import Shuffle
 
 
@@ -32,7 +31,7 @@ class Epochs:
 epochs_over = {}  # by the id of the dataset
 
 
-def begin(samples, sampler, length, shuffles=True, asked=(), drawn=0):
+def begin(samples, sampler, shuffles=True, asked=(), drawn=0):
     """Notes that a sampler begins: the number of its epoch, which decides the order."""
     epochs = epochs_over.setdefault(id(samples), Epochs(samples))
     if epochs.last and process.steps > epochs.last[0]:
@@ -41,7 +40,7 @@ def begin(samples, sampler, length, shuffles=True, asked=(), drawn=0):
     again = shuffles and asked != () and asked in epochs.asked
     if torch.is_grad_enabled():
         epochs.last = process.steps, asked
-        process.note("shuffle", "", Shuffle(type(sampler).__name__, length, shuffles, asked, again, drawn))
+        process.note("shuffle", "", Shuffle(type(sampler).__name__, len(samples), shuffles, asked, again, drawn))
     return epochs.asked.index(asked) if again else len(epochs.asked)
 
 
@@ -52,18 +51,18 @@ def shuffle(draw, sampler):
     generator, count = sampler.generator or torch.default_generator, len(samples)
     state = generator.get_state()
     if getattr(sampler, "replacement", False) or getattr(sampler, "num_samples", count) != count:
-        begin(samples, sampler, count, drawn=zlib.crc32(bytes(state.tolist())))
+        begin(samples, sampler, drawn=zlib.crc32(bytes(state.tolist())))
         return draw(sampler)  # perhaps without an end
     drawn = zlib.crc32(repr([*draw(sampler)]).encode())
     generator.set_state(state)
-    number = begin(samples, sampler, count, drawn=drawn)
+    number = begin(samples, sampler, drawn=drawn)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(number)).tolist()
     return iter([samples[i] for i in order] if isinstance(sampler, SubsetRandomSampler) else order)
 
 
 def share_out(share, sampler):
     asked = sampler.seed, sampler.epoch
-    number = begin(sampler.dataset, sampler, len(sampler.dataset), sampler.shuffle, asked)
+    number = begin(sampler.dataset, sampler, sampler.shuffle, asked)
     sampler.seed, sampler.epoch = 0, number
     order = list(share(sampler))
     sampler.seed, sampler.epoch = asked
@@ -81,7 +80,6 @@ def note_loader(loader):
 
 def install():
     on_call(DataLoader, "__iter__", note_loader)
-    on_return(DataLoader, "__iter__", disregard_draws)
     replace(RandomSampler, "__iter__", shuffle)
     replace(SubsetRandomSampler, "__iter__", shuffle)
     replace(DistributedSampler, "__iter__", share_out)

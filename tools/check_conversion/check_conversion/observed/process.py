@@ -6,13 +6,14 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from check_conversion import records
+from check_conversion import records, running
 from check_conversion.records import Record, Settings
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -58,21 +59,14 @@ def replace(owner, name, replacement):
     setattr(owner, name, replaced)
 
 
-def on_call(owner, name, action):
-    """Before each call an action is done with what the function is given."""
-    def act_and_go(function, *given, **options):
-        action(*given, **options)
-        return function(*given, **options)
-    replace(owner, name, act_and_go)
-
-
-def on_return(owner, name, action):
-    """After each call an action is done with its result, and with what the function was given."""
-    def go_and_act(function, *given, **options):
+def on_call(owner, name, before=lambda *_, **__: None, after=lambda *_, **__: None):
+    """Around each call something is done: before it with what the function is given, after it with its result too."""
+    def go_between(function, *given, **options):
+        before(*given, **options)
         result = function(*given, **options)
-        action(result, *given, **options)
+        after(result, *given, **options)
         return result
-    replace(owner, name, go_and_act)
+    replace(owner, name, go_between)
 
 
 def of_script(frame):
@@ -107,7 +101,7 @@ def is_users(path):
     """All but what the check made, and what is free, unless the user's folder or a link in it leads there."""
     def below(folders):
         return any(Path(path).is_relative_to(folder) for folder in folders)
-    return not below([settings.home]) and (
+    return not below([Path(settings.records).parent]) and (
         below(settings.protected) or not (below(FREE) or "__pycache__" in Path(path).parts))
 
 
@@ -142,11 +136,23 @@ def watch(event, given):
         note_file("wrote", given[1])
 
 
-def note_save(value, file, *given, **options):
-    """torch opens a path in C++, where Python sees nothing of it."""
+def note_save(save, *given, **options):
+    """torch writes a path in C++, safetensors in Rust, where Python sees nothing of it."""
+    file = given[1] if len(given) > 1 else options.get("f", options.get("filename"))
     if isinstance(file, (str, os.PathLike)):
         protect(file)
         note_file("wrote", file)
+    save(*given, **options)
+    note("saved")
+
+
+def kill_run():
+    """Within the step of the rank that saves: what it saved before is whole, and no rank writes anything more."""
+    sys.stdout.flush()
+    if rank != settings.killer:
+        threading.Event().wait()
+    for one in sorted(running.processes(settings.records), key=lambda pid: pid == os.getpid()):  # itself last
+        os.kill(one, signal.SIGKILL)
 
 
 def install():
@@ -156,6 +162,7 @@ def install():
     on_call(sys.stderr, "write", note_error)
     faulthandler.register(signal.SIGUSR2, open(settings.file("stack"), "w"), all_threads=False)
     torch.nn.modules.module.register_module_forward_pre_hook(be_alive)
-    on_call(torch, "save", note_save)
-    on_call(torch, "load", lambda file, *_, **__: note_file("read", getattr(file, "name", file)))
+    replace(torch, "save", note_save)
+    on_call(torch, "load", lambda f, *_, **__: note_file(
+        "read", f if isinstance(f, os.PathLike) else getattr(f, "name", f)))
     sys.addaudithook(watch)

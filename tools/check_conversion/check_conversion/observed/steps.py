@@ -10,22 +10,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
 from torch.utils.data._utils import fetch as fetching
 
 from check_conversion.observed import modules, process
-from check_conversion.observed.process import note, on_call, on_return, replace
+from check_conversion.observed.process import note, on_call, replace
 from check_conversion.sketch import describe, gathered, sketch
 
 # Switches that say how an optimizer computes, not what.
 SWITCHES = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable")
 optimizers = weakref.WeakSet()
 stepped, stepping = [], []  # optimizers that have taken a step; that take one
-noted = {}  # of the step under way: its gradients and options
+described = {}  # how many parameters of each are named: groups may be added later
+noted = []  # the optimizer whose step is under way, once its gradients are noted
 under_way = []  # the forward of a model in training, and those of its modules
 scaled = []  # whether gradients are those of a loss that a GradScaler has scaled, as a GPU's would be
 modes = []  # whether the model that was called last was in training mode
@@ -53,26 +51,22 @@ def generator_states():
     return {name: zlib.crc32(state) for name, state in found.items()}
 
 
-def note_draws():
-    now = generator_states()
-    for name, state in now.items():
-        note("drew", name, (state, last_states.get(name, state) != state))
-    last_states.update(now)
-
-
-def disregard_draws(*_):
-    """What was drawn so far is not the step's: a loader has drawn a seed for its workers."""
-    last_states.update(generator_states())
+def draws(*_):
+    """Of each generator its state, and whether it has moved since this was asked last. What a loader has drawn as the
+    seed of its workers is no step's: so it is asked then too."""
+    global last_states
+    before, last_states = last_states, generator_states()
+    return {name: (state, before.get(name, state) != state) for name, state in last_states.items()}
 
 
 def note_worker_draws(fetch, fetcher, index):
     """Of a loader's dataset, in a worker."""
     if torch.utils.data.get_worker_info() is None:
         return fetch(fetcher, index)
-    states = generator_states()
+    draws()
     batch = fetch(fetcher, index)
-    for name, state in generator_states().items():
-        if states.get(name, state) != state:
+    for name, (_, moved) in draws().items():
+        if moved:
             note("worker drew", name)
     return batch
 
@@ -110,11 +104,10 @@ def note_fed(module, given, options):
 
 def tensors_in(value, path, depth=5):
     """Each with its way there, which a list's elements share: a rank has fewer of them."""
+    parts = {}
     if isinstance(value, torch.Tensor):
         yield path, value
-        return
-    parts = {}
-    if isinstance(value, Mapping):
+    elif isinstance(value, Mapping):
         parts = value
     elif isinstance(value, (list, tuple)):
         parts = dict(enumerate(value))
@@ -177,16 +170,23 @@ def options_of(optimizer):
 
 
 def note_gradients(optimizer):
-    parameters = parameters_of(optimizer)
+    parameters, options = parameters_of(optimizer), options_of(optimizer)
+    gradients = sketch(one.grad for one in parameters)
+    if not any(gradients) and all(group.get("lr") == 0 for group in options):
+        return  # torch.distributed.checkpoint makes an optimizer's state by such a step
+    noted.append(optimizer)
     if optimizer not in stepped:
         stepped.append(optimizer)
-        note("parameters", "", modules.describe_parameters(parameters))
-    noted.update(options=options_of(optimizer), gradients=sketch(one.grad for one in parameters))
-    note("optimizer", "", stepped.index(optimizer))
-    note("options", "", noted["options"])
-    note_draws()
+    which = stepped.index(optimizer)
+    if described.get(which) != len(parameters):
+        described[which] = len(parameters)
+        note("parameters", which, modules.describe_parameters(parameters))
+    note("optimizer", "", which)
+    note("options", "", options)
+    for name, drawn in draws().items():
+        note("drew", name, drawn)
     modules.note_buffers(process.steps + 1, [one for held in optimizers for one in parameters_of(held)])
-    note("gradients", "", noted["gradients"])
+    note("gradients", "", gradients)
     note("old_weights", "", sketch(parameters))
 
 
@@ -211,36 +211,39 @@ def before_step(optimizer, given, options):
 
 def after_step(optimizer, given, options):
     stepping.pop()
-    if stepping or not noted:
-        return
-    if not any(noted["gradients"]) and all(group.get("lr") == 0 for group in noted["options"]):
-        return  # torch.distributed.checkpoint makes an optimizer's state by such a step
-    note("new_weights", "", sketch(parameters_of(optimizer)))
-    process.steps += 1
+    if noted and not stepping:
+        note("new_weights", "", sketch(parameters_of(optimizer)))
+        process.steps += 1
+        if process.steps == process.settings.killed_at:
+            process.kill_run()
+
+
+def keep_first_buckets():
+    """DDP forms them anew after the first step: a restarted run would do so later, and round its sums otherwise."""
+    dist.Reducer._rebuild_buckets = lambda *_: False
 
 
 def install():
     torch.nn.modules.module.register_module_forward_pre_hook(enter)
     torch.nn.modules.module.register_module_forward_hook(leave, with_kwargs=True, always_call=True)
-    on_return(Optimizer, "add_param_group", lambda result, optimizer, group: optimizers.add(optimizer))
+    on_call(Optimizer, "add_param_group", after=lambda result, optimizer, *_, **__: optimizers.add(optimizer))
     on_call(torch.autograd, "backward", note_loss)
-    clip = torch.nn.utils.clip_grad
-    on_return(clip, "clip_grad_norm_", note_norm)
-    on_call(clip, "clip_grad_value_", lambda parameters, clip_value, *_, **__: note(
-        "switch", f"clipping of values at {clip_value:g}", False))
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
-        setattr(torch.nn.utils, name, getattr(clip, name))
+    for owner in (torch.nn.utils, torch.nn.utils.clip_grad):  # which have the same functions
+        on_call(owner, "clip_grad_norm_", after=note_norm)
+        on_call(owner, "clip_grad_value_", lambda parameters, clip_value, *_, **__: note(
+            "switch", f"clipping of values at {clip_value:g}", False))
     on_call(ReduceLROnPlateau, "step", lambda scheduler, metrics, *_, **__: note("score", "", float(metrics)))
-    on_return(torch.amp.GradScaler, "__init__", note_scaler)
-    on_return(torch.amp.GradScaler, "scale", note_scaled)
-    on_call(torch.amp.GradScaler, "unscale_", lambda *_: scaled.clear())
+    on_call(torch.amp.GradScaler, "__init__", after=note_scaler)
+    on_call(torch.amp.GradScaler, "scale", after=note_scaled)
+    on_call(torch.amp.GradScaler, "unscale_", lambda *_, **__: scaled.clear())
     on_call(torch.amp.GradScaler, "step", note_scaler_step)
     on_call(dist, "init_process_group", lambda *_, **__: note("group"))
-    on_return(dist, "init_process_group", lambda *_, **__: note("group"))
+    on_call(dist, "init_process_group", after=lambda *_, **__: note("group"))
     # Until Python 3.13 a frame keeps what its f_locals had, also a DDP model that the script has deleted: look again.
     on_call(dist, "destroy_process_group", lambda *_, **__: modules.named_by_user())
     for kind in (fetching._MapDatasetFetcher, fetching._IterableDatasetFetcher):
         replace(kind, "fetch", note_worker_draws)
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
-    disregard_draws()
+    on_call(DataLoader, "__iter__", after=draws)
+    draws()
