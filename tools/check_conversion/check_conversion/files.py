@@ -79,7 +79,7 @@ def leaves(value, name=""):
 def is_generator_state(value):
     """torch's, numpy's or Python's, which is no part of training."""
     if isinstance(value, tuple):
-        return len(value) == 625 or str(value[:1]) == "('MT19937',)"
+        return (len(value) == 625 and {*map(type, value)} == {int}) or str(value[:1]) == "('MT19937',)"
     return isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.shape in STATES
 
 

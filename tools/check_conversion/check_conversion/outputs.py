@@ -188,7 +188,7 @@ def compare_values(three, found):
     measured, counted = ([name for name in names if name not in settings] for names in (tensors, plain))
     found.compare(*(values_as_items(each, counted) for each in three))
     parted, varying = compare_tensors(*three, measured, found.drift)
-    found.varying += [f"{found.place}{name}" for name in varying]
+    found.varying += [f"{found.place}{name}" for name in [*varying, *(one.keys() - nudged.keys())]]
     reordered = [name for name in parted if in_another_order(one[name], other[name])]
     if lost := [name for name in lacking if isinstance(one[name], Tensor)]:
         found.fault(f"without {few(lost)}", "Saving")
@@ -220,8 +220,9 @@ def compare_tensors(one, nudged, other, names, drift):
     """Those that part, and those that vary. Each is measured by the largest of all whose names end alike, for one that
     is 0 in theory has no size of its own."""
     groups, parted, varying = collections.defaultdict(list), set(), set()
+    states = {*of_optimizers(names, one)}
     for name in names:
-        groups[bool(of_optimizers([name], one)), name.rpartition(".")[2]].append(name)
+        groups[name in states, name.rpartition(".")[2]].append(name)
     for (of_optimizer, _), group in groups.items():
         floor = max(FLOORS["state" if of_optimizer else "tensor"], TIMES * drift)
         for k in range(len(one[group[0]].sketches)):

@@ -192,7 +192,7 @@ class Process:
 
 def write(path, record):
     with open(path, "ab") as file:  # opened each time: a process may fork
-        pickle.dump(tuple(record), file)
+        file.write(pickle.dumps(tuple(record)))  # at once: a thread may write too
 
 
 def read(path):

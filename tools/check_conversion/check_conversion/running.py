@@ -135,6 +135,8 @@ def where_ranks_wait(folder):
         if own := [(file, line) for file, line, _ in stack if is_users(file)]:
             called = "" if is_users(stack[0][0]) else f", in {stack[0][2]}"
             place = f"waits at {os.path.basename(own[0][0])}:{own[0][1]}{called}"
+        elif stack:
+            place = f"waits in {stack[0][2]}, outside its script"
         yield f"rank {rank}, after {len(one.steps)} steps, {place}"
 
 

@@ -35,7 +35,7 @@ class Workspace:
 
     def __init__(self, folder, links=(), without=()):
         self.folder = Path(folder).resolve()
-        self.links = {self.folder / link for link in links}
+        self.links = {Path(os.path.normpath(self.folder / link)) for link in links}
         self.without = {path for pattern in without for path in self.folder.glob(pattern)}
         for link in self.links:
             if not link.exists() or not link.is_relative_to(self.folder):
@@ -103,7 +103,7 @@ class Workspace:
         """The command, with paths below the folder turned into those of the copy."""
         for path in {str(self.folder), os.environ.get("PWD", str(self.folder))}:
             if os.path.realpath(path) == str(self.folder):
-                command = re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w.-])", str(copy), command)
+                command = re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w.-])", lambda _: str(copy), command)
         return command
 
     def unchanged(self, copy):
@@ -120,7 +120,8 @@ class Workspace:
         """What is no longer as it was, by no write that Python would have seen; but for the check's own output."""
         after, outputs = self.state(), {*open_in_this_job()}
         return sorted(path for path, was in self.before.items()
-                      if after.get(path) != was and not (path.exists() and path.stat().st_ino in outputs))
+                      if after.get(path) != was and path not in self.home.parents  # TMPDIR may lie here
+                      and not (path.exists() and path.stat().st_ino in outputs))
 
     def remove(self):
         shutil.rmtree(self.home, ignore_errors=True)

@@ -28,7 +28,7 @@ for epoch in range(2):
         optimizer.step()
         total += loss.item() * len(x)
     print(f"epoch {epoch} | loss {total.item() / len(data):.4f}", flush=True)
-torch.save(model.state_dict(), "model.pt")
+torch.save(model.state_dict(), f="model.pt")
 """
 MODEL = "nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))"
 LOSS = "nn.functional.mse_loss(model(x), y)"

@@ -49,6 +49,8 @@ NORMS = "nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 8), nn.Batc
 HALF = [(f"DDP({NORMS})", f"nn.SyncBatchNorm.convert_sync_batchnorm({NORMS})"),
         ("optimizer =", "model[3] = nn.BatchNorm1d(8)\nmodel = DDP(model)\noptimizer =")]
 ON_GPUS = ("optimizer =", "if torch.cuda.is_available():\n    nn.SyncBatchNorm.convert_sync_batchnorm(model)\noptimizer =")
+LATER = [("for epoch", "more = nn.Linear(1, 1)\nfor epoch"),
+         ("    total = torch", "    if epoch: optimizer.add_param_group({'params': [more.bias]})\n    total = torch")]
 SECOND_PASS = "    with torch.no_grad():\n        for x, y in loader:\n            total += 0 * model(x).sum().item()\n"
 BUSY = [("for epoch in", "assert next(iter(loader))[0].shape[1:] == (4,)\nfor epoch in"),
         ("import torch\n", "import time\nfrom datetime import datetime\nbegin = time.time()\nimport torch\n"),
@@ -84,6 +86,9 @@ LIVE = {  # status, what is said, and the two scripts
     "labels in another order, where noise is drawn for the whole batch": (
         1, NOT + "step 1: the same samples, but the ranks' losses are .*or are labels", both(
             DRAWN, after=[WHOLE, PART, (LOSS, LOSS.replace(" y)", " y.flip(0))"))])),
+    "parameters that are added later, without DDP": (
+        1, NOT + "step 7: ranks 0 and 1 have different gradients: bias .*not wrapped in DDP", both(*LATER, (LOSS, LOSS.replace(
+            "model(x)", "model(x) + more.bias")))),
     "a score of each rank": (1, NOT + "step .*: ReduceLROnPlateau is given a different value on each rank", both(
         of=MORE, after=[("plateau.step(total.item())", "plateau.step(total.item() + rank)")])),
     "logged figures of one rank": (1, "to stderr differently.*logged differently: .*Board: mean .*wandb: mean ", both(

@@ -33,7 +33,8 @@ def describe_parameters(parameters):
             note("unsupported", "FullyShardedDataParallel, FSDP's first version")
     found = [names.get(id(one), "?") for one in parameters]
     without = [name for name, one in zip(found, parameters) if id(one) not in shared]
-    return Parameters(found, without, next(torch.finfo(one.dtype).eps for one in parameters if one.is_floating_point()))
+    eps = next(torch.finfo(one.dtype).eps for one in parameters if one.is_floating_point() or one.is_complex())
+    return Parameters(found, without, eps)
 
 
 def named_by_user():

@@ -70,7 +70,9 @@ def on_call(owner, name, before=lambda *_, **__: None, after=lambda *_, **__: No
 
 
 def of_script(frame):
-    return frame.f_code.co_filename.startswith(settings.copy)
+    """Not of a package in a virtual environment that lies in the folder."""
+    file = frame.f_code.co_filename
+    return file.startswith(settings.copy) and "/lib/python" not in file
 
 
 # Output.

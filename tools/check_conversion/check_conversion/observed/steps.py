@@ -163,8 +163,8 @@ def note_scaler_step(scaler, *given, **options):
 def options_of(optimizer):
     kind = type(getattr(optimizer, "optim", optimizer)).__name__  # that ZeroRedundancyOptimizer has
     return [{"optimizer": kind, "parameters": len(group["params"]),
-             **{name: float(value) if name == "lr" else value  # a tensor, perhaps
-                for name, value in group.items() if name not in SWITCHES
+             **{name: float(value) if name == "lr" else tuple(value) if isinstance(value, list) else value
+                for name, value in group.items() if name not in SWITCHES  # lr is a tensor, perhaps
                 and (name == "lr" or isinstance(value, (bool, int, float, tuple, list)))}}
             for group in optimizer.param_groups]
 
