@@ -68,8 +68,8 @@ def compare_column(rows, drift):
             continue
         for place, ((a, unit), (b, _), (c, other_unit)) in enumerate(zip(one, nudged, other)):
             nudges[place] = max(nudges[place], distance([a], [b]))
-            count = not unit and a == b
-            if distance([a], [c]) > (0 if count else allowed(a, min(unit, other_unit), nudges[place], drift)):
+            exact = not unit and a == b  # a count
+            if distance([a], [c]) > (0 if exact else allowed(a, min(unit, other_unit), nudges[place], drift)):
                 parted.add(k)
         if other_words != words:
             parted.add(k)
@@ -159,9 +159,9 @@ def compare_text(texts, found, needed=""):
     first, measure, other = map(items_of_text, texts)
     found.compare(first, measure, other)
     lacking = [line for line in found.missing if needed == "lines" or TOKEN.search(line)]
-    others = [name for name in first if MARK in name and name in other]
-    if lacking and (needed or (not (others or found.faults) and (
-            len(lacking) > 1 or not any(MARK in name for name in other)))):
+    nothing_compared = not found.faults and not any(MARK in name and name in other for name in first)
+    worded_otherwise = nothing_compared and (len(lacking) > 1 or not any(MARK in name for name in other))
+    if lacking and (needed or worded_otherwise):
         found.fault(f"not {found.what} by {found.names[1]} in these words: {few(lacking)}", "Printed figures")
         found.missing = []
     found.missing = [f"{found.place}{line}" for line in found.missing]

@@ -71,9 +71,12 @@ def check_killed(unbroken, killed, step):
 # Step by step.
 
 def faults(e):
-    """Whatever differs, in the order of a step, as causes.py has it for a conversion: the first is the cause."""
-    before, scales, ours = e.both("old_weights"), e.both("scale"), e.shares[0].named("buffer")
-    numbers = f"other random numbers, by {' and '.join(names)}" if (names := other_numbers(e)) else ""
+    """Whatever differs, in the order of a step, as causes.py has it for a conversion; something false in the place of what
+    does not, so that one place is one cause on all ranks."""
+    before, scales = e.both("old_weights"), e.both("scale")
+    generators, options = " and ".join(other_numbers(e)), other_options(e)
+    buffers = e.pair.other_buffers(*(step.named("buffer") for step in (e.one, e.one, e.shares[0])))
+    numbers = f"other random numbers, by {generators}" * bool(generators)
     also = f"; {numbers}" * bool(numbers)
     if {share.last("optimizer") for share in e.shares} != {e.optimizer}:
         return ["this step is taken by another optimizer"]
@@ -81,13 +84,12 @@ def faults(e):
                else "other samples")
     return [
         e.weights.differs(*before) and f"other weights, most in {apart_in(e.names, *before)}{also}",
-        (options := other_options(e)) and f"{options}: were the states of the optimizer and its schedule loaded?",
+        options and f"{options}: were the states of the optimizer and its schedule loaded?",
         scales[0] != scales[1] and f"GradScaler's scale is {scales[1]} instead of {scales[0]}: was its state loaded?",
         *([
             e.relation not in (Relation.SAME, Relation.UNKNOWN) and f"{samples}{also}",
             e.losses == Losses.OTHER and numbers and f"{numbers}, for dropout or noise",
-            (names := e.pair.other_buffers(e.one.named("buffer"), e.one.named("buffer"), ours)) and (
-                f"{names} differs, which no optimizer holds: was it loaded?"),
+            buffers and f"{buffers} differs, which no optimizer holds: was it loaded?",
             e.losses == Losses.OTHER and f"another loss; {e.what_differs}",
             of_the_optimizer(e) and "the gradients agree, the optimizer's step does not: was its state loaded?",
             e.what_differs] if e.parted else [])]
@@ -174,25 +176,35 @@ def wrong_beginning(begins, unbroken, killed, restarted):
 # Printed lines and files: the unbroken run's are the measure, as far as the restarted run can have them, and once more
 # with other times.
 
-def lines_after(texts, from_the_start=False, rewritten=False):
+def lines_after(texts):
     """Of one text in all three runs: the lines that came after the kill, and of each wording as many before as the
-    restarted run has; or all lines. rewritten: since the kill, so that the killed run's lines may be others."""
+    restarted run has; and these at another time."""
     unbroken, killed, restarted = map(items_of_text, texts)
-    if from_the_start and any(len(items) > len(unbroken[words]) for words, items in killed.items()):
-        return texts[0], ""  # it has other words each time
     expected, again = [], []
     for words, items in unbroken.items():
-        seen, ours = killed[words], restarted[words]
-        count = len(items) if from_the_start else min(len(items), max(len(ours), len(items) - len(seen)))
-        varying = set()
-        for one, other in zip(items, seen):
-            moved = {place for place, part in enumerate(one.parts) if part != other.parts[place]}
-            if not rewritten or 2 * len(moved) <= len(one.parts):
-                varying |= moved
-        for item in items[len(items) - count:]:
-            expected.append(item.shown)
-            again.append(at_another_time(item.shown, varying | times_in(item.shown)))
+        begin = min(len(killed[words]), max(0, len(items) - len(restarted[words])))
+        expected += [item.shown for item in items[begin:]]
+        again += at_another_time(items, killed[words])[begin:]
     return "\n".join(expected), "\n".join(again)
+
+
+def text_at_another_time(text, killed, rewritten):
+    """rewritten: since the kill, so that the killed run's lines may be others."""
+    unbroken, seen = items_of_text(text), items_of_text(killed)
+    if any(len(items) > len(unbroken[words]) for words, items in seen.items()):
+        return ""  # it has other words each time
+    return "\n".join(itertools.chain(*(at_another_time(items, seen[words], rewritten)
+                                       for words, items in unbroken.items())))
+
+
+def at_another_time(items, seen, rewritten=False):
+    """Lines of one wording, with another figure where the killed run has another, and where one is a time."""
+    varying = set()
+    for one, other in zip(items, seen):
+        moved = {place for place, part in enumerate(one.parts) if part != other.parts[place]}
+        if not rewritten or 2 * len(moved) <= len(one.parts):
+            varying |= moved
+    return [with_others(item.shown, varying | times_in(item.shown)) for item in items]
 
 
 def times_in(line):
@@ -200,14 +212,14 @@ def times_in(line):
             or BEFORE.search(line[max(0, token.start() - 40):token.start()]) or AFTER.match(line, token.end())}
 
 
-def at_another_time(line, places):
+def with_others(line, places):
     count = itertools.count()
     return TOKEN.sub(lambda token: ANOTHER if next(count) in places else token[0], line)
 
 
 def file_at_another_time(file, killed, rewritten):
     if file.kind == "text":
-        return File("text", lines_after([file.text, killed.text if killed else "", ""], True, rewritten)[1])
+        return File("text", text_at_another_time(file.text, killed.text if killed else "", rewritten))
     times = {name for name, value in file.values.items()
              if not isinstance(value, Tensor) and times_in(f"{name}: {value}")}
     return replace(file, values={**file.values, **dict.fromkeys(times, ANOTHER)})

@@ -73,9 +73,9 @@ def noise_in(steps, nudged):
 class Pair:
     """One process of the first, and all that train in the second; and how far they agree."""
 
-    def __init__(self, names, original, nudged, ranks, in_workers=()):
+    def __init__(self, scripts, original, nudged, ranks, in_workers=()):
         """nudged: the original's second run; None where nothing is nudged. in_workers: generators that moved there."""
-        self.name, self.converted = names
+        self.name, self.converted = scripts
         self.original, self.nudged, self.ranks = original, nudged or original, ranks
         self.steps, self.in_workers = original.steps, " and ".join(in_workers)
         # What is known of both as a whole.

@@ -12,8 +12,8 @@ from check_conversion.observed.process import note, of_script
 from check_conversion.records import Parameters
 from check_conversion.sketch import sketch
 
-buffers = {}  # tensors that no optimizer holds, by names: all of them, then those that have moved
-first = {}  # as each was at first
+watched = {}  # tensors that no optimizer holds, by names: all of them at times, in between those that have moved
+at_first = {}  # as each was when it was first seen
 
 
 def all_modules():
@@ -67,10 +67,10 @@ def find_buffers(trained):
 def note_buffers(step, trained):
     """All of them before steps 1, 2, 4, 8, …; in between, what has moved: most of it never does."""
     if step & (step - 1) == 0:
-        buffers.clear()
-        buffers.update(find_buffers({id(one) for one in trained}))
-    for name, tensor in [*buffers.items()]:
+        watched.clear()
+        watched.update(find_buffers({id(one) for one in trained}))
+    for name, tensor in [*watched.items()]:
         noted = sketch([tensor])
         note("buffer", name, noted)
-        if first.setdefault(name, noted) == noted:
-            del buffers[name]
+        if at_first.setdefault(name, noted) == noted:
+            del watched[name]

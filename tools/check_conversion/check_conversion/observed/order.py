@@ -32,7 +32,7 @@ epochs_over = {}  # by the id of the dataset
 
 
 def begin(samples, sampler, shuffles=True, asked=(), drawn=0):
-    """Notes that a sampler begins: the number of its epoch, which decides the order."""
+    """Notes that a sampler begins. Returned is the number of its epoch, which decides the order."""
     epochs = epochs_over.setdefault(id(samples), Epochs(samples))
     if epochs.last and process.steps > epochs.last[0]:
         epochs.asked.append(epochs.last[1])
