@@ -86,7 +86,7 @@ train_set, val_set = make_rows(600, seed=1), make_rows(101, seed=2)
 step_samples = batch_size * accumulation
 assert step_samples % world_size == 0, \
     f"batch_size x accumulation = {step_samples} must be divisible by {world_size}"
-rank_samples = step_samples // world_size  # of each rank, in one step
+rank_samples = step_samples // world_size  # of each rank, in one step: in batches of equal size
 batch_size = max(size for size in range(1, batch_size + 1) if rank_samples % size == 0)
 accumulation = rank_samples // batch_size
 sampler = ResumableSampler(train_set, seed=args.seed, drop_last=True)

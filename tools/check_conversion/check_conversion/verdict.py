@@ -36,7 +36,7 @@ def few(names, most=SHOWN):
 
 def say(first, faults, parts, rest):
     """parts: outputs.Comparison of each kind of output."""
-    more = [f"and {len(faults) - SHOWN} more faults"] * (len(faults) > SHOWN)
+    more = [f"and {len(faults) - SHOWN} more fault{'s' * (len(faults) > SHOWN + 1)}"] * (len(faults) > SHOWN)
     counts = [f"{part.what}: {part.count}" for part in parts if part.count]
     remarks = [remark for part in parts for remark in part.remarks]
     return Verdict(int(bool(faults)), [*first, *map(str, faults[:SHOWN]), *more, *counts, *rest, *remarks])
