@@ -115,6 +115,8 @@ def read_file(path, root):
     """root: what is left out, so that paths are those of the folder itself."""
     if path.stat().st_size > MOST:
         return File("unread", why="too large")
+    if path.suffix == ".distcp" or path.name == ".metadata":
+        return File("unread", why="of torch.distributed.checkpoint")
     content = path.read_bytes()
     file = io.BytesIO(content)
     if path.suffix in (".npy", ".npz"):
