@@ -188,11 +188,16 @@ def options(script, processes, device):
             *(["-g", processes] if processes and Path(script).name == "multigpu_spawn.py" else [])]
 
 
+def exactly(before):
+    """Where --device asks for a GPU: also lines by which it rounds in the same way each time."""
+    return EXACT_ON_GPUS + before if os.environ.get("TEST_DEVICE", "cpu") != "cpu" else before
+
+
 def start(script, *arguments, processes=2, torchrun=(), before="", **env):
     """Start a script by its command line."""
     launcher = [*TORCHRUN, "--standalone", f"--nproc_per_node={processes}", *torchrun]
     line = [*(launcher if script in BY_TORCHRUN else [sys.executable]), ROOT / script, *options(script, processes, True)]
-    return Job([*line, *arguments], **first(before), **env)
+    return Job([*line, *arguments], **first(exactly(before)), **env)
 
 
 forks = multiprocessing.get_context("forkserver")  # a process that has imported all that takes ranks seconds
@@ -237,10 +242,8 @@ def fork(script, arguments, folder, output, processes, before, environment):
 
 def train(script, *arguments, processes=2, device=True, before="", status=0, **environment):
     """Run a script to its end in forked ranks, and check how they end."""
-    words = [*map(str, [*options(script, processes, device), *arguments])]
+    words, before = [*map(str, [*options(script, processes, device), *arguments])], exactly(before)
     launched = Path(script).name not in {*SCRIPTS} - {*BY_TORCHRUN}  # also of a copy
-    if os.environ.get("TEST_DEVICE", "cpu") != "cpu":
-        before = EXACT_ON_GPUS + before
     with tempfile.TemporaryDirectory() as output:
         try:
             codes = fork(str(ROOT / script), words, os.getcwd(), output, processes if launched else 0, before, environment)

@@ -2,7 +2,8 @@
 
 It starts the scripts by their command lines and reads what they print. The rounds are interleaved,
 a figure is the median over them, and a ratio is taken within a round, because machines drift. Each
-process has one thread on the CPU, as torchrun gives it, also where it is the only one.
+process has one thread on the CPU, as torchrun gives it, also where it is the only one. A model with
+BatchNorm has SyncBatchNorm under DDP on GPUs: what that costs is part of DDP's figures.
 """
 import argparse
 import os
@@ -32,8 +33,17 @@ sys.argv = sys.argv[1:]
 sys.path.insert(0, sys.argv[0].rpartition("/")[0])
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+PEAK = """  # each process writes down, as it ends, the most memory that its tensors had on a device
+import atexit, os, sys
+def write():
+    found = getattr(sys.modules.get("torch"), "accelerator", None)
+    if found and (peaks := [*map(found.max_memory_allocated, range(found.device_count()))]):
+        open(f"{os.getpid()}.peak", "w").write(str(max(peaks)))
+atexit.register(write)
+"""
 HEAD = ("style", "processes", "samples/s", "speed-up", "relative to independent runs",
-        "seconds to the first epoch's end", "memory of the largest process, MB", "final loss")
+        "seconds to the first epoch's end", "host memory of the largest process, MB",
+        "its tensors on the GPU, MB", "final loss")
 
 
 def parse_args(gpus):
@@ -101,6 +111,9 @@ def run(script, devices, args, batch_size, gpu=0):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     first, losses, seconds = None, [], []
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
+        if count_gpus():
+            Path(folder, "sitecustomize.py").write_text(PEAK)
+            env["PYTHONPATH"] = ":".join(filter(None, (env.get("PYTHONPATH"), folder)))
         start = time.perf_counter()
         process = subprocess.Popen(command, cwd=folder, env=env, text=True,
                                    stdout=subprocess.PIPE, stderr=errors)
@@ -113,9 +126,10 @@ def run(script, devices, args, batch_size, gpu=0):
         if process.returncode:
             errors.seek(0)
             sys.exit(f"{' '.join(command)} failed:\n{errors.read()}")
+        peaks = [int(file.read_text()) for file in Path(folder).glob("*.peak")]
     return {"samples/s": 1 / statistics.mean(seconds[WARM_UP:]), "first epoch, s": first,
             "memory, MB": usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),
-            "loss": losses[-1]}
+            "GPU, MB": max(peaks, default=0) / 2**20, "loss": losses[-1]}
 
 
 def run_apart(devices, args, batch_size):
@@ -160,6 +174,7 @@ def main():
                      spread(ratios(runs, apart), 2) if style in SCRIPTS[2:] else "",
                      f"{statistics.median(run['first epoch, s'] for run in runs):.1f}",
                      f"{statistics.median(run['memory, MB'] for run in runs):,.0f}",
+                     f"{statistics.median(run['GPU, MB'] for run in runs):,.0f}",
                      f"{runs[-1]['loss']:.4f}"])
     for row in rows:
         print(f"| {' | '.join(map(str, row))} |")

@@ -62,8 +62,8 @@ def check_killed(unbroken, killed, step):
                         "torch.manual_seed(0), random.seed(0) and numpy.random.seed(0); where GPUs round differently "
                         "each time, CUDA_VISIBLE_DEVICES= lets the check run on CPUs")
     if not killed.names("saved"):
-        raise CannotSay(f"{unbroken.name} saves nothing before step {step} in its second run, where it did in the first: "
-                        "let it save by steps or epochs, not by the clock")
+        raise CannotSay(f"{unbroken.name} saves nothing before step {step} in its second run, where it did in the "
+                        "first: let it save by steps or epochs, not by the clock")
     if max((len(process.steps) for process in killed.ranks), default=0) < step:
         raise CannotSay(f"{unbroken.name} ends before step {step} in its second run: {own_error(killed.stderr)}")
 
@@ -71,8 +71,8 @@ def check_killed(unbroken, killed, step):
 # Step by step.
 
 def faults(e):
-    """Whatever differs, in the order of a step, as causes.py has it for a conversion; something false in the place of what
-    does not, so that one place is one cause on all ranks."""
+    """Whatever differs, in the order of a step, as causes.py has it for a conversion; something false in the place of
+    what does not, so that one place is one cause on all ranks."""
     before, scales = e.both("old_weights"), e.both("scale")
     generators, options = " and ".join(other_numbers(e)), other_options(e)
     buffers = e.pair.other_buffers(*(step.named("buffer") for step in (e.one, e.one, e.shares[0])))

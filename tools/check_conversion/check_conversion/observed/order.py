@@ -56,7 +56,7 @@ def shuffle(draw, sampler):
     drawn = zlib.crc32(repr([*draw(sampler)]).encode())
     generator.set_state(state)
     number = begin(samples, sampler, drawn=drawn)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(number)).tolist()
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(number), device="cpu").tolist()
     return iter([samples[i] for i in order] if isinstance(sampler, SubsetRandomSampler) else order)
 
 

@@ -41,7 +41,7 @@ last_states = {}
 def generator_states():
     """A checksum of the state of each generator."""
     found = {"torch": bytes(torch.get_rng_state().tolist()), "Python": repr(random.getstate()).encode()}
-    device = torch.accelerator.current_accelerator(check_available=True)
+    device = torch.accelerator.current_accelerator()  # without a look at the driver, after which no fork could use it
     module = torch.get_device_module(device) if device else None
     if hasattr(module, "get_rng_state") and getattr(module, "is_initialized", lambda: True)():
         found["torch"] += bytes(module.get_rng_state().tolist())
