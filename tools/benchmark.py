@@ -43,7 +43,7 @@ atexit.register(write)
 """
 HEAD = ("style", "processes", "samples/s", "speed-up", "relative to independent runs",
         "seconds to the first epoch's end", "host memory of the largest process, MB",
-        "its tensors on the GPU, MB", "final loss")
+        "most memory of tensors on one GPU, MB", "final loss")
 
 
 def parse_args(gpus):
@@ -129,7 +129,7 @@ def run(script, devices, args, batch_size, gpu=0):
         peaks = [int(file.read_text()) for file in Path(folder).glob("*.peak")]
     return {"samples/s": 1 / statistics.mean(seconds[WARM_UP:]), "first epoch, s": first,
             "memory, MB": usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),
-            "GPU, MB": max(peaks, default=0) / 2**20, "loss": losses[-1]}
+            "GPU, MB": max(peaks, default=0) / 2**20, "loss": losses[-1]}  # 0: not known
 
 
 def run_apart(devices, args, batch_size):
@@ -174,7 +174,7 @@ def main():
                      spread(ratios(runs, apart), 2) if style in SCRIPTS[2:] else "",
                      f"{statistics.median(run['first epoch, s'] for run in runs):.1f}",
                      f"{statistics.median(run['memory, MB'] for run in runs):,.0f}",
-                     f"{statistics.median(run['GPU, MB'] for run in runs):,.0f}",
+                     f"{peak:,.0f}" if (peak := max(run["GPU, MB"] for run in runs)) else "",
                      f"{runs[-1]['loss']:.4f}"])
     for row in rows:
         print(f"| {' | '.join(map(str, row))} |")

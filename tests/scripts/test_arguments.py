@@ -39,7 +39,8 @@ def test_what_all_ranks_see_one_says():
 def test_scripts_that_no_launcher_starts_refuse_torchrun():
     for script in ("single_gpu.py", "multigpu_spawn.py"):
         job = train(script, processes=0, status=2, LOCAL_WORLD_SIZE="2")
-        assert job.stderr.startswith(f"{script}: start it with python, not with torchrun") and job.stdout == ""
+        assert job.stderr == f"{script}: start it with python: torchrun (LOCAL_WORLD_SIZE) starts it 2 times\n"
+        assert job.stdout == ""
 
 
 def test_the_default_batch_is_one_for_eight_machines_of_eight_and_for_most_other_clusters():

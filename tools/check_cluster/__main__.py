@@ -16,7 +16,6 @@ if sys.platform != "linux":
     sys.exit("check_cluster: it needs Linux")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch's own alarms would bury what is found
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where utils.py is
-import torch
 import torch.distributed as dist
 from follow import follow, nccl_log
 from lead import lead
@@ -46,10 +45,6 @@ def parse_args():
     config, _, _ = config_from_args(torchruns)
     args.machines, args.processes = config.max_nodes, config.max_nodes * config.nproc_per_node
     args.local_ranks = range(config.nproc_per_node)
-    gpus = torch.accelerator.device_count()
-    if args.backend != "gloo" and config.nproc_per_node > gpus:
-        utils.stop(f"argument --nproc_per_node: there are {gpus} GPUs for {config.nproc_per_node} processes: use fewer, or "
-                   "--device cpu", 2)
     if args.machines == 1 and "SLURM_STEP_NUM_TASKS" in os.environ:
         args.machines, args.processes, rank, local_rank = (int(os.environ[f"SLURM_{name}"]) for name in (
             "STEP_NUM_NODES", "STEP_NUM_TASKS", "PROCID", "LOCALID"))

@@ -188,7 +188,7 @@ def compare_values(three, found):
     measured, counted = ([name for name in names if name not in settings] for names in (tensors, plain))
     found.compare(*(values_as_items(each, counted) for each in three))
     parted, varying = compare_tensors(*three, measured, found.drift)
-    found.varying += [f"{found.place}{name}" for name in [*varying, *(one.keys() - nudged.keys())]]
+    found.varying += [f"{found.place}{name}" for name in [*varying, *sorted(one.keys() - nudged.keys())]]
     reordered = [name for name in parted if in_another_order(one[name], other[name])]
     if lost := [name for name in lacking if isinstance(one[name], Tensor)]:
         found.fault(f"without {few(lost)}", "Saving")

@@ -61,11 +61,11 @@ def check_killed(unbroken, killed, step):
         raise CannotSay(f"two runs of {unbroken.name} differ from step {found[0]} on: {found[1]}. Begin it with "
                         "torch.manual_seed(0), random.seed(0) and numpy.random.seed(0); where GPUs round differently "
                         "each time, CUDA_VISIBLE_DEVICES= lets the check run on CPUs")
+    if max((len(process.steps) for process in killed.ranks), default=0) < step:
+        raise CannotSay(f"{unbroken.name} ends before step {step} in its second run: {own_error(killed.stderr)}")
     if not killed.names("saved"):
         raise CannotSay(f"{unbroken.name} saves nothing before step {step} in its second run, where it did in the "
                         "first: let it save by steps or epochs, not by the clock")
-    if max((len(process.steps) for process in killed.ranks), default=0) < step:
-        raise CannotSay(f"{unbroken.name} ends before step {step} in its second run: {own_error(killed.stderr)}")
 
 
 # Step by step.

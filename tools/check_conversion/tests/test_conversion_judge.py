@@ -149,6 +149,8 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
             "step 5: different optimizer options: lr 0.1 .* 12, 12 steps: rank1 at train_ddp.py:9: ValueError: my own. See")),
         ([end(0, stderr=ERROR, status=1)], 2, UNKNOWN + r"train.py itself fails \(rank1 at train_ddp.py:9: ValueError"),
         ([end(stderr=ERROR.replace("my own", "expected dtype Float"), status=1)], 2, "with --float32"),
+        *([([end(stderr="invalid device ordinal", status=1)], 2, "needs a GPU for each of its 2 processes, and there are")] * (
+            torch.accelerator.device_count() < 2)),
         ([lambda three: three[2].processes.append(Process(1, [Record(2, 0, "group")]))], 1, NOT + (
             "rank 2 did not train: 3 processes were started")),
         ([end(outlived=[4711])], 1, NOT + "it leaves processes behind. See \"The end of a run"),

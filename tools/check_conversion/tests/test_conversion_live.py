@@ -50,7 +50,7 @@ HALF = [(f"DDP({NORMS})", f"nn.SyncBatchNorm.convert_sync_batchnorm({NORMS})"),
         ("optimizer =", "model[3] = nn.BatchNorm1d(8)\nmodel = DDP(model)\noptimizer =")]
 ON_GPUS = ("optimizer =", "if torch.cuda.is_available():\n    nn.SyncBatchNorm.convert_sync_batchnorm(model)\noptimizer =")
 LATER = [("for epoch", "more = nn.Linear(1, 1)\nfor epoch"),
-         ("    total = torch", "    if epoch: optimizer.add_param_group({'params': [more.bias]})\n    total = torch")]
+         ("    total = torch", "    if epoch: optimizer.add_param_group(param_group={'params': [more.bias]})\n    total = torch")]
 SECOND_PASS = "    with torch.no_grad():\n        for x, y in loader:\n            total += 0 * model(x).sum().item()\n"
 BUSY = [("for epoch in", "assert next(iter(loader))[0].shape[1:] == (4,)\nfor epoch in"),
         ("import torch\n", "import time\nfrom datetime import datetime\nbegin = time.time()\nimport torch\n"),
