@@ -132,7 +132,8 @@ def parse_args(doc, spawn=False):
     add("--backend", choices=[get_default_backend_for_device(device) for device in devices],
         default=argparse.SUPPRESS,
         help="default: the device's own; with gloo, processes can share a CUDA or ROCm device")
-    add("--checkpoint", type=lambda path: path.rstrip("/") or ".", default=pathlib.Path(sys.argv[0]).stem + ".pt",
+    add("--checkpoint", type=lambda path: path.rstrip("/") or ".",
+        default=pathlib.Path(sys.argv[0]).stem + ".pt",
         help="file to save to, and to resume from if it exists")
     add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # from torch.distributed.launch
     if spawn:
@@ -141,8 +142,8 @@ def parse_args(doc, spawn=False):
             help="processes per machine, the same on all; default: one per GPU, else 2 on the CPU")
         add("-nr", "--node-rank", type=whole, default=0, help="this machine's number, from 0")
     args = parser.parse_args()
-    launched = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    if launched != "1" and "torchrun" not in (doc or "torchrun"):  # python -OO drops the docstring
+    launched = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # processes on this machine
+    if launched != 1 and "torchrun" not in (doc or "torchrun"):  # python -OO drops the docstring
         stop(f"start it with python: torchrun (LOCAL_WORLD_SIZE) starts it {launched} times", 2)
     if "backend" not in args:
         args.backend = get_default_backend_for_device(args.device)
@@ -154,7 +155,7 @@ def parse_args(doc, spawn=False):
         check_gpus(args, gpus, args.gpus, "-g/--gpus")
     else:  # srun may show each process only its own GPU
         gpus = gpus and max(gpus, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
-        check_gpus(args, gpus, int(os.environ.get("LOCAL_WORLD_SIZE", 1)), "--backend")
+        check_gpus(args, gpus, launched, "--backend")
     return args
 
 

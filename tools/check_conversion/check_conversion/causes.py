@@ -111,7 +111,7 @@ class Evidence:
     # Words.
 
     @property
-    def lengths(self):
+    def epochs(self):
         before, now = self.pair.lengths
         return f"an epoch had {before} steps in {self.name} and now has {now}"
 
@@ -304,12 +304,12 @@ def fed(e):
     if relation == Relation.OTHERS:
         yield ROUTES, f"different samples from those of {e.name} in this step, in {seen.argument}: {seen.sizes}"
     if options := other_options(e):
-        shorter = f"; {e.lengths}" * (len({*e.pair.lengths}) > 1)  # by which a schedule may go
-        yield "Decisions", f"different optimizer options: {options}{shorter}"
+        also = f"; {e.epochs}" * (len({*e.pair.lengths}) > 1)  # by which a schedule may go
+        yield "Decisions", f"different optimizer options: {options}{also}"
 
 
 def other_length(e):
-    (before, now), said = e.pair.lengths, e.lengths
+    (before, now), said = e.pair.lengths, e.epochs
     sampler = e.latest("shuffle")[1]
     if before and 1 < e.count == now / before and not (sampler and sampler.value.asked):
         yield ROUTES, f"{said}: each rank goes through all samples, so give its loader a DistributedSampler"

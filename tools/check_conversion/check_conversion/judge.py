@@ -32,10 +32,11 @@ def check_start(run):
             "--rank-batchnorm: BatchNorm is then not compared. If neither is so, convert it: "
             "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP")
     error = own_error(run.stderr) if run.status else ""
-    gpus, processes = torch.accelerator.device_count(), len({one.rank for one in run.processes})
-    if gpus < processes and re.search("invalid device ordinal|Duplicate GPU", run.stderr):
-        raise CannotSay(f"{run.name} needs a GPU for each of its {processes} processes, and there are {gpus}. With "
-                        "CUDA_VISIBLE_DEVICES= before the command, the check runs on CPUs")
+    if re.search("invalid device ordinal|Duplicate GPU", run.stderr):
+        gpus, processes = torch.accelerator.device_count(), len({one.rank for one in run.processes})
+        if gpus < processes:
+            raise CannotSay(f"{run.name} needs a GPU for each of its {processes} processes, and there are {gpus}. With "
+                            "CUDA_VISIBLE_DEVICES= before the command, the check runs on CPUs")
     if run.settings.intervene and run.settings.float64 and re.search(
             r"dtype|scalar type|Float\b.*Double|Double\b.*Float|'Double'|out of memory|No available kernel", error):
         raise CannotSay(f"{run.name} fails in float64 ({error}): run the check with --float32")

@@ -278,10 +278,10 @@ def pair(found, others, by_name=False):
 
 def compare_files(first, measure, other, found, needed=""):
     ours, again = (pair(first.files, run.files, by_name=bool(needed)) for run in (other, measure))
-    unread = []
+    wrote, unread = {(record.name, one.rank) for one in other.processes for record in one.of("wrote")}, []
     for name, file in first.files.items():
         our = ours.get(name)
-        writers = sorted({one.rank for one in other.processes for record in one.of("wrote") if record.name == our})
+        writers = sorted(rank for what, rank in wrote if what == our)
         if name not in again:
             found.varying.append(name)
         elif not our:

@@ -75,24 +75,26 @@ def faults(e):
     what does not, so that one place is one cause on all ranks."""
     before, scales = e.both("old_weights"), e.both("scale")
     generators, options = " and ".join(other_numbers(e)), other_options(e)
-    buffers = e.pair.other_buffers(*(step.named("buffer") for step in (e.one, e.one, e.shares[0])))
     numbers = f"other random numbers, by {generators}" * bool(generators)
     also = f"; {numbers}" * bool(numbers)
     if {share.last("optimizer") for share in e.shares} != {e.optimizer}:
         return ["this step is taken by another optimizer"]
-    samples = ("the model is fed values that the unbroken run never feeds it" if e.relation == Relation.VALUES
-               else "other samples")
-    return [
+    found = [
         e.weights.differs(*before) and f"other weights, most in {apart_in(e.names, *before)}{also}",
         options and f"{options}: were the states of the optimizer and its schedule loaded?",
-        scales[0] != scales[1] and f"GradScaler's scale is {scales[1]} instead of {scales[0]}: was its state loaded?",
-        *([
+        scales[0] != scales[1] and f"GradScaler's scale is {scales[1]} instead of {scales[0]}: was its state loaded?"]
+    if e.parted:
+        samples = ("the model is fed values that the unbroken run never feeds it" if e.relation == Relation.VALUES
+                   else "other samples")
+        buffers = e.pair.other_buffers(*(step.named("buffer") for step in (e.one, e.one, e.shares[0])))
+        found += [
             e.relation not in (Relation.SAME, Relation.UNKNOWN) and f"{samples}{also}",
             e.losses == Losses.OTHER and numbers and f"{numbers}, for dropout or noise",
             buffers and f"{buffers} differs, which no optimizer holds: was it loaded?",
             e.losses == Losses.OTHER and f"another loss; {e.what_differs}",
             of_the_optimizer(e) and "the gradients agree, the optimizer's step does not: was its state loaded?",
-            e.what_differs] if e.parted else [])]
+            e.what_differs]
+    return found
 
 
 def other_numbers(e):
@@ -146,9 +148,9 @@ def other_constants(unbroken, restarted):
     eps, known = restarted.parameters(0).eps, collections.defaultdict(list)
     for record in unbroken.of("buffer"):
         known[record.name].append(record.value)
-    return [name for name, value in restarted.steps[0].named("buffer").items() if name in known
-            and known[name].count(known[name][0]) == len(known[name])
-            and distance(value, known[name][0]) > 4 * eps * norm(value)]
+    constant = {name: values[0] for name, values in known.items() if all(value == values[0] for value in values)}
+    return [name for name, value in restarted.steps[0].named("buffer").items()
+            if name in constant and distance(value, constant[name]) > 4 * eps * norm(value)]
 
 
 def wrong_beginning(begins, unbroken, killed, restarted):

@@ -15,6 +15,7 @@ from check_conversion.records import STREAMS, Settings
 from check_conversion.verdict import CannotSay
 
 START = Path(__file__).resolve().parent / "start"
+PACKAGES = r"/lib(64)?/python\d"  # where Python keeps its own files, and packages
 ENDING = 10  # seconds that processes may take to end
 
 
@@ -141,7 +142,7 @@ def where_ranks_wait(folder):
 
 
 def is_users(file):
-    return not re.search("/lib/python|/check_conversion/|^<", file)
+    return not re.search(f"{PACKAGES}|/check_conversion/|^<", file)
 
 
 def read_processes(folder):

@@ -1,7 +1,6 @@
 """A copy of the current folder for each run, in which it finds what lies around the folder too."""
 import collections
 import contextlib
-import glob
 import os
 import re
 import shutil
@@ -24,10 +23,15 @@ def seen(path):
 
 def open_in_this_job():
     """Files that the check itself writes to, or what its output is piped to: | tee log.txt."""
-    for file in glob.iglob("/proc/[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # it was closed meanwhile
-            if os.getpgid(int(file.split("/")[2])) == os.getpgrp():
-                yield os.stat(file).st_ino
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if os.getpgid(int(process.name)) == os.getpgrp():
+                yield from filter(None, map(inode, (process / "fd").iterdir()))
+
+
+def inode(path):
+    with contextlib.suppress(OSError):  # it was closed meanwhile
+        return path.stat().st_ino
 
 
 class Workspace:

@@ -71,8 +71,8 @@ def on_call(owner, name, before=lambda *_, **__: None, after=lambda *_, **__: No
 
 def of_script(frame):
     """Not of a package in a virtual environment that lies in the folder."""
-    folder, copy, file = frame.f_code.co_filename.partition(settings.copy)
-    return not folder and bool(copy) and not re.search(r"/lib(64)?/python\d", file)
+    file = frame.f_code.co_filename
+    return file.startswith(settings.copy) and not re.search(running.PACKAGES, file[len(settings.copy):])
 
 
 # Output.

@@ -162,11 +162,17 @@ def note_scaler_step(scaler, *given, **options):
 
 def options_of(optimizer):
     kind = type(getattr(optimizer, "optim", optimizer)).__name__  # that ZeroRedundancyOptimizer has
-    return [{"optimizer": kind, "parameters": len(group["params"]),
-             **{name: float(value) if name == "lr" else tuple(value) if isinstance(value, list) else value
-                for name, value in group.items() if name not in SWITCHES  # lr is a tensor, perhaps
-                and (name == "lr" or isinstance(value, (bool, int, float, tuple, list)))}}
-            for group in optimizer.param_groups]
+    found = []
+    for group in optimizer.param_groups:
+        found.append({"optimizer": kind, "parameters": len(group["params"])})
+        for name, value in group.items():
+            if name == "lr":
+                value = float(value)  # of a tensor, perhaps
+            if isinstance(value, list):
+                value = tuple(value)  # betas may be either
+            if name not in SWITCHES and isinstance(value, (bool, int, float, tuple)):
+                found[-1][name] = value
+    return found
 
 
 def note_gradients(optimizer):
