@@ -2,6 +2,8 @@ import os
 
 import pytest
 
+os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun sets it; what is forked later must not have used threads
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # another way to look for GPUs cannot be followed by a fork
 pytest.register_assert_rewrite("chapters", "runs")  # their assertions too show what differs
 pytest_plugins = ["launch", "hosts"]  # their fixtures
 
