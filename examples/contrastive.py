@@ -1,20 +1,29 @@
-"""Learns from pairs alone which description belongs to which noisy wave; on one device:
-python examples/contrastive.py
-"""
+"""Learn from pairs alone which words describe which wave, on one device:
+python examples/contrastive.py --epochs 10"""
 import argparse
-import os
+import math
 
 import torch
+import torch.nn.functional as F
 from torch import nn
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def load_data(samples, seed):
+    generator = torch.Generator().manual_seed(seed)
+    traits = torch.rand(samples, 3, generator=generator)
+    words = (10 * traits).long() + torch.tensor([0, 10, 20])  # one of ten for each trait
+    frequency, phase, height = traits.split(1, dim=1)
+    angle = math.pi * ((2 + 4 * frequency) * torch.linspace(0, 1, 64) + phase)
+    waves = (1 + height) * angle.sin() + 0.1 * torch.randn(samples, 64, generator=generator)
+    return TensorDataset(waves, words)
 
 
 class Matcher(nn.Module):
-    def __init__(self, width=32):
+    def __init__(self):
         super().__init__()
-        self.listen = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, width))
-        self.read = nn.Sequential(nn.EmbeddingBag(30, 64), nn.GELU(), nn.Linear(64, width))
+        self.listen = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 32))
+        self.read = nn.Sequential(nn.EmbeddingBag(30, 64), nn.GELU(), nn.Linear(64, 32))
         self.log_scale = nn.Parameter(torch.tensor(2.0))  # log of 1 / temperature, learned
 
     def forward(self, waves, words):
@@ -22,58 +31,55 @@ class Matcher(nn.Module):
         return heard, told, self.log_scale.exp()
 
 
-def make_pairs(count, seed):
-    generator = torch.Generator().manual_seed(seed)
-    traits = torch.rand(count, 3, generator=generator)
-    words = (10 * traits).long() + torch.tensor([0, 10, 20])  # one of ten for each trait
-    frequency, phase, height = traits.split(1, dim=1)
-    angle = torch.pi * ((2 + 4 * frequency) * torch.linspace(0, 1, 64) + phase)
-    waves = (1 + height) * angle.sin() + 0.1 * torch.randn(count, 64, generator=generator)
-    return TensorDataset(waves, words)
-
-
-def loss_function(heard, told, scale):
-    scores = scale * heard @ told.t()  # each wave with each description in the batch
+def contrastive_loss(heard, told, scale):
+    scores = scale * heard @ told.t()  # each wave with the words of every wave in the batch
     pairs = torch.arange(len(scores), device=scores.device)
     return (F.cross_entropy(scores, pairs) + F.cross_entropy(scores.t(), pairs)) / 2
 
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--epochs", type=int, default=10)
-parser.add_argument("--batch-size", type=int, default=96)
-args = parser.parse_args()
-device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-train_set, test_set = make_pairs(4800, seed=0), make_pairs(397, seed=1)
-sampler = RandomSampler(train_set, generator=torch.Generator())
-train_loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True)
-
-torch.manual_seed(0)
-model = Matcher().to(device)
-optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-path, first_epoch = "contrastive.pt", 0
-if os.path.exists(path):
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    model.load_state_dict(checkpoint["model"])
-    optimizer.load_state_dict(checkpoint["optimizer"])
-    first_epoch = checkpoint["epoch"]
-    print(f"{path}: {first_epoch}/{args.epochs} epochs done")
-for epoch in range(first_epoch, args.epochs):
-    sampler.generator.manual_seed(epoch)
-    total = 0
-    for waves, words in train_loader:
+def train_epoch(model, loader, optimizer, device):
+    model.train()
+    loss_sum = torch.zeros((), device=device)
+    for waves, words in loader:
         heard, told, scale = model(waves.to(device), words.to(device))
-        loss = loss_function(heard, told, scale)
+        loss = contrastive_loss(heard, told, scale)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        total += loss.detach()
-    with torch.no_grad():
-        heard, told, scale = model(*(tensor.to(device) for tensor in test_set.tensors))
-    found = (heard @ told.t()).argmax(dim=1).cpu() == torch.arange(len(test_set))
-    print(f"epoch {epoch + 1} | loss {total / len(train_loader):.4f} | temperature {1 / scale:.4f} "
-          f"| found {found.float().mean():.1%}", flush=True)
-    with open(f"{path}.tmp", "wb") as file:
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
-                    "epoch": epoch + 1}, file)
-        os.fsync(file.fileno())  # on disk before it replaces the old file
-    os.replace(f"{path}.tmp", path)
+        loss_sum += loss.detach()  # not loss.item(), which waits for the GPU
+    return loss_sum / len(loader)
+
+
+@torch.no_grad()
+def evaluate(model, val_set, device):
+    model.eval()
+    waves, words = val_set.tensors
+    heard, told, _ = model(waves.to(device), words.to(device))
+    found = (heard @ told.t()).argmax(dim=1) == torch.arange(len(val_set), device=device)
+    return found.sum() / len(val_set)
+
+
+def main(args, device):
+    train_set, val_set = load_data(4800, seed=0), load_data(397, seed=1)
+    train_loader = DataLoader(train_set, args.batch_size, shuffle=True, drop_last=True)
+
+    torch.manual_seed(0)
+    model = Matcher().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+
+    for epoch in range(args.epochs):
+        loss = train_epoch(model, train_loader, optimizer, device)
+        accuracy = evaluate(model, val_set, device)
+        print(f"epoch {epoch + 1}/{args.epochs} | loss {loss:.4f} "
+              f"| accuracy {accuracy:.2%}", flush=True)
+    torch.save(model.state_dict(), args.save)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=96)
+    parser.add_argument("--save", default="contrastive.pt")
+    args = parser.parse_args()
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    main(args, device)

@@ -1,172 +1,169 @@
-"""A small causal language model, trained in a loop of steps as Hugging Face's are; with DDP:
-torchrun --standalone --nproc_per_node=2 examples/steps_ddp.py
-"""
+"""Train a small language model in a loop of steps, one process per GPU:
+torchrun --standalone --nproc_per_node=2 examples/steps_ddp.py --max-steps 200"""
 import argparse
-import contextlib
-import itertools
 import os
-from types import SimpleNamespace
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but without it Python can abort at exit
+import torch.distributed.nn  # loaded after a group is made, it can abort gloo at exit
+import torch.nn.functional as F
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler, Subset
+from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
+
+PART = 4  # sequences that fit into memory at once; the gradients of a step's parts add up
 
 
-class CausalModel(nn.Module):
+def ddp_setup():
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if not found or found.type == "mps":  # a Mac's GPU has no collectives
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device(found.type, int(os.environ["LOCAL_RANK"]))
+    torch.accelerator.set_device_index(device)  # first: otherwise each process also uses GPU 0
+    dist.init_process_group(device_id=device)  # by its own backend: nccl for CUDA
+    return device
+
+
+def load_data(samples, seed):
+    """Sequences that rise by 1, 2 or 3, modulo 15, and are padded: with 0, and -100 as label."""
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(15, (samples, 1), generator=generator)
+    rise = torch.randint(1, 4, (samples, 1), generator=generator)
+    length = torch.randint(5, 13, (samples, 1), generator=generator)
+    tokens = 1 + (first + rise * torch.arange(12)) % 15
+    padding = torch.arange(12) >= length
+    inputs, labels = tokens.masked_fill(padding, 0), tokens.masked_fill(padding, -100)
+    return TensorDataset(inputs[:, :-1], labels[:, 1:])
+
+
+class LanguageModel(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed, self.drop = nn.Embedding(16, 32), nn.Dropout(0.1)
-        self.mix, self.read = nn.GRU(32, 64, batch_first=True), nn.Linear(64, 16)
+        self.embed, self.dropout = nn.Embedding(16, 32), nn.Dropout(0.1)
+        self.rnn, self.head = nn.GRU(32, 64, batch_first=True), nn.Linear(64, 16)
 
-    def forward(self, input_ids, attention_mask):
-        vectors = self.drop(self.embed(input_ids)) * attention_mask[:, :, None]
-        return SimpleNamespace(logits=self.read(self.mix(vectors)[0]))
-
-
-def make_rows(count, seed):
-    """Sequences that rise by 1, 2 or 3, modulo 15; 0 is padding."""
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randint(15, (count, 1), generator=generator)
-    stride = torch.randint(1, 4, (count, 1), generator=generator)
-    length = torch.randint(5, 13, (count, 1), generator=generator)
-    place = torch.arange(12)
-    tokens, used = 1 + (start + stride * place) % 15, place < length
-    columns = {"input_ids": tokens * used, "attention_mask": used.long(),
-               "labels": tokens.where(used, -100)}
-    return [{name: column[row] for name, column in columns.items()} for row in range(count)]
+    def forward(self, inputs):
+        return self.head(self.rnn(self.dropout(self.embed(inputs)))[0])
 
 
-def batch_on_device(batch, device):
-    return {name: value.to(device) for name, value in batch.items()}
-
-def count_targets(batch):  # without padding
-    return (batch["labels"][:, 1:] != -100).sum()
-
-def sums(model, batch):  # loss, correct, predictions; shifted as in Hugging Face's causal models
-    # with torch.autocast(device.type, torch.bfloat16): around these lines
-    scores = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
-    scores, targets = scores.flatten(0, 1), batch["labels"][:, 1:].flatten()
-    loss = F.cross_entropy(scores, targets, reduction="sum")
-    return loss, (scores.argmax(dim=1) == targets).sum(), (targets != -100).sum()
-
-class ResumableSampler(DistributedSampler):  # a resumed epoch continues where it stopped
-    done = 0  # samples that this rank has trained on in this epoch
-    def __iter__(self):
-        return itertools.islice(super().__iter__(), self.done, None)
+def read_checkpoint(path):
+    """The checkpoint, on the CPU; None if there is none."""
+    if os.path.exists(path):
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--max-steps", type=int, default=200)
-parser.add_argument("--batch-size", type=int, default=4)
-parser.add_argument("--accumulation", type=int, default=6)
-parser.add_argument("--seed", type=int, default=0)
-args = parser.parse_args()
-max_steps, batch_size, accumulation = args.max_steps, args.batch_size, args.accumulation
-log_steps, eval_steps, save_steps = 5, 10, 10
-
-# 1. Replaces device = ...; compare device.type, not device, with "cuda"
-device = torch.device("cpu")
-accelerator = torch.accelerator.current_accelerator(check_available=True)
-if accelerator and accelerator.type != "mps":  # mps has no collectives
-    device = torch.device(accelerator.type, int(os.environ["LOCAL_RANK"]))
-    torch.accelerator.set_device_index(device)  # before any GPU call
-dist.init_process_group(dist.get_default_backend_for_device(device),
-                        device_id=device if device.type != "cpu" else None)
-rank, world_size = dist.get_rank(), dist.get_world_size()
-if rank == 0: print(f"training on {world_size} x {device.type}")
-
-train_set, val_set = make_rows(600, seed=1), make_rows(101, seed=2)
-
-# 2. The data; keep your loaders' other options.
-# Set batch_size and accumulation to your single-GPU values
-step_samples = batch_size * accumulation
-assert step_samples % world_size == 0, \
-    f"batch_size x accumulation = {step_samples} must be divisible by {world_size}"
-rank_samples = step_samples // world_size  # of each rank, in one step: in batches of equal size
-batch_size = max(size for size in range(1, batch_size + 1) if rank_samples % size == 0)
-accumulation = rank_samples // batch_size
-sampler = ResumableSampler(train_set, seed=args.seed, drop_last=True)
-epoch_steps = len(sampler) // rank_samples
-assert epoch_steps > 0, f"{len(train_set)} samples are too few: one step takes {step_samples}"
-train_loader = DataLoader(train_set, batch_size, sampler=sampler)
-val_loader = DataLoader(Subset(val_set, range(rank, len(val_set), world_size)), batch_size)
-
-torch.manual_seed(args.seed)
-model = CausalModel().to(device)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, total_iters=max_steps)
-
-# 3. Insert after the lines that create the model (on its device), the optimizer and the schedule
-path, step, best = "run.pt", 0, 0.0
-checkpoint = [torch.load(path, map_location="cpu", weights_only=True)
-              if rank == 0 and os.path.exists(path) else None]
-dist.broadcast_object_list(checkpoint)  # others may not see the file
-checkpoint = checkpoint[0]
-if checkpoint:
+def resume(checkpoint, model, optimizer, schedule):
+    """Continue from a checkpoint, if there is one; return how many steps are done."""
+    if checkpoint is None:
+        return 0
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     schedule.load_state_dict(checkpoint["schedule"])
-    # if checkpoint["scaler"]: scaler.load_state_dict(checkpoint["scaler"])
-    step, best = checkpoint["step"], checkpoint.get("best", best)
-    saved = checkpoint.get("step_samples", step_samples)
-    assert saved == step_samples, f"{path} was saved with batch_size x accumulation = {saved}"
-    if rank == 0: print(f"{path}: {step}/{max_steps} steps done")
-del checkpoint
-model = DDP(model)  # backward averages all ranks' gradients
+    return checkpoint["step"]
 
-while step < max_steps:  # once an epoch
-    epoch, done = divmod(step, epoch_steps)
-    sampler.set_epoch(epoch)
-    sampler.done = done * rank_samples
-    torch.manual_seed(args.seed + step * world_size + rank)  # for augmentation in loader workers
-    epoch_batches = iter(train_loader)
-    for step in range(step + 1, min(max_steps, (epoch + 1) * epoch_steps) + 1):
-        torch.manual_seed(args.seed + step * world_size + rank)  # each rank draws different dropout
-        batches = [batch_on_device(batch, device)
-                   for batch in itertools.islice(epoch_batches, accumulation)]
-        count = sum(count_targets(batch) for batch in batches)
-        dist.all_reduce(count)  # the targets of the whole step
-        loss_sum = torch.zeros((), device=device)
-        model.train()
-        for batch in batches:
-            # DDP averages the gradients in the last backward; before it, they only add up
-            with contextlib.nullcontext() if batch is batches[-1] else model.no_sync():
-                loss, _, _ = sums(model, batch)
-                (loss * world_size / count).backward()  # DDP divides by world_size
-            loss_sum += loss.detach()
-        optimizer.step()  # clip the gradients before this line
+
+def save(checkpoint, path):
+    """Write a temporary file, then rename it: a kill leaves the old file or the new one, intact."""
+    temporary = f"{path}.{os.getpid()}.tmp"  # not that of another job
+    with open(temporary, "wb") as file:
+        torch.save(checkpoint, file)
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def endless(train_set, batch_size, sampler, steps_done):
+    """The batches of one epoch after the other, without those of the steps that are done."""
+    epoch, done = divmod(steps_done, len(sampler) // batch_size)
+    while True:
+        sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
+        torch.manual_seed(epoch * dist.get_world_size() + dist.get_rank())  # of loader workers
+        left = [*sampler][done * batch_size:]
+        yield from DataLoader(train_set, batch_size, sampler=left, drop_last=True)
+        epoch, done = epoch + 1, 0
+
+
+def train_step(model, batch, optimizer, device):
+    model.train()
+    inputs, labels = batch[0].to(device), batch[1].to(device)
+    count = (labels != -100).sum()  # without padding
+    dist.all_reduce(count)  # adds up all ranks' counts
+    loss_sum = torch.zeros((), device=device)
+    for start in range(0, len(labels), PART):
+        part = slice(start, start + PART)
+        # Gradients add up here, and cross the network only in the last part's backward.
+        with nullcontext() if part.stop >= len(labels) else model.no_sync():
+            scores, targets = model(inputs[part]).flatten(0, 1), labels[part].flatten()
+            loss = F.cross_entropy(scores, targets, reduction="sum") / count
+            (loss * dist.get_world_size()).backward()  # DDP divides by the world size
+        loss_sum += loss.detach()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss_sum
+
+
+@torch.no_grad()
+def evaluate(model, loader, device):
+    model.eval()
+    sums = torch.zeros(3, device=device)  # loss, correct predictions, labels without padding
+    for inputs, labels in loader:
+        inputs, labels = inputs.to(device), labels.flatten().to(device)
+        scores = model(inputs).flatten(0, 1)
+        sums[0] += F.cross_entropy(scores, labels, reduction="sum")
+        sums[1] += (scores.argmax(dim=1) == labels).sum()
+        sums[2] += (labels != -100).sum()
+    return sums
+
+
+def main(args, device):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    train_set, val_set = load_data(600, seed=1), load_data(101, seed=2)
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
+    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats samples
+    assert args.batch_size % world_size == 0, f"--batch-size must be a multiple of {world_size}"
+    batch_size = args.batch_size // world_size
+    val_loader = DataLoader(val_set, PART)
+
+    torch.manual_seed(0)
+    model = LanguageModel().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, total_iters=args.max_steps)
+    checkpoint = [read_checkpoint(args.checkpoint) if rank == 0 else None]
+    dist.broadcast_object_list(checkpoint)  # other machines may not see the file
+    steps_done = resume(checkpoint.pop(), model, optimizer, schedule)  # pop: keep no second copy
+    model = DDP(model)  # backward averages all ranks' gradients
+
+    batches = endless(train_set, batch_size, sampler, steps_done)
+    for step in range(steps_done + 1, args.max_steps + 1):
+        batch = next(batches)
+        torch.manual_seed(step * world_size + rank)  # dropout masks differ by rank and step
+        loss = train_step(model, batch, optimizer, device)
         schedule.step()
-        optimizer.zero_grad()
+        if step % 5 == 0:
+            dist.all_reduce(loss)  # adds up all ranks' parts of it
+            if rank == 0:
+                print(f"step {step}/{args.max_steps} | loss {loss.item():.4f}", flush=True)
+        if step % 10 == 0:
+            sums = evaluate(model.module, val_loader, device)  # DDP's forward can wait for others
+            dist.all_reduce(sums)  # adds up all ranks' sums
+            loss, correct, count = sums.tolist()
+            if rank == 0:
+                print(f"step {step}/{args.max_steps} | held-out loss {loss / count:.4f} "
+                      f"| accuracy {correct / count:.2%}", flush=True)
+        if rank == 0 and (step % 10 == 0 or step == args.max_steps):
+            save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
+                  "schedule": schedule.state_dict(), "step": step}, args.checkpoint)
 
-        # 4. Every rank runs this, except the code under `if rank == 0`
-        if step % log_steps == 0:
-            dist.all_reduce(loss_sum)
-            if rank == 0: print(f"step {step} | loss {(loss_sum / count).item():.4f}")
-        if step % eval_steps == 0:
-            model.eval()
-            totals = torch.zeros(4, dtype=torch.float64, device=device)
-            with torch.no_grad():
-                for batch in val_loader:
-                    batch = batch_on_device(batch, device)
-                    totals += torch.stack([*sums(model.module, batch), count_targets(batch)])
-            dist.all_reduce(totals)
-            loss_sum, correct, predictions, count = totals.tolist()
-            loss, accuracy = loss_sum / count, correct / predictions
-            if rank == 0: print(f"step {step} | held-out loss {loss:.4f} | accuracy {accuracy:.2%}")
-            if accuracy > best:
-                best = accuracy  # the same on all ranks
-                if rank == 0: torch.save(model.module.state_dict(), "best.pt")
-        if rank == 0 and (step % save_steps == 0 or step == max_steps):
-            with open(f"{path}.tmp", "wb") as file:
-                torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
-                            "schedule": schedule.state_dict(),  # "scaler": scaler.state_dict(),
-                            "step": step, "best": best, "step_samples": step_samples}, file)
-                os.fsync(file.fileno())  # on disk before it replaces the old file
-            os.replace(f"{path}.tmp", path)
 
-del model  # it holds the process group
-dist.destroy_process_group()
+if __name__ == "__main__":
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--max-steps", type=int, default=200)
+    parser.add_argument("--batch-size", type=int, default=24, help="sequences in a step")
+    parser.add_argument("--checkpoint", default="steps.pt")
+    args = parser.parse_args()
+    device = ddp_setup()
+    main(args, device)
+    dist.destroy_process_group()

@@ -1,6 +1,5 @@
-"""Tags each digit of a number in a stream with the largest digit so far; with DDP:
-torchrun --standalone --nproc_per_node=2 examples/stream_ddp.py
-"""
+"""Tag each digit of a number with the largest digit so far; the numbers come in a stream:
+torchrun --standalone --nproc_per_node=2 examples/stream_ddp.py --epochs 3"""
 import argparse
 import itertools
 import os
@@ -8,107 +7,108 @@ import random
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but without it Python can abort at exit
+import torch.distributed.nn  # loaded after a group is made, it can abort gloo at exit
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 
+def ddp_setup():
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if not found or found.type == "mps":  # a Mac's GPU has no collectives
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device(found.type, int(os.environ["LOCAL_RANK"]))
+    torch.accelerator.set_device_index(device)  # first: otherwise each process also uses GPU 0
+    dist.init_process_group(device_id=device)  # by its own backend: nccl for CUDA
+    return device
+
+
 class Numbers(IterableDataset):
-    def __init__(self, count, rank, world_size):
-        self.count, self.rank, self.world_size = count, rank, world_size
+    def __init__(self, samples, rank, world_size):
+        self.samples, self.rank, self.world_size = samples, rank, world_size
+
+    def read(self):
+        draw = random.Random(0)
+        for _ in range(self.samples):
+            digits = [draw.randrange(10) for _ in range(draw.randint(1, 20))]
+            yield torch.tensor(digits), torch.tensor([*itertools.accumulate(digits, max)])
 
     def __iter__(self):
         worker = get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        first, step = first + step * self.rank, step * self.world_size  # all ranks' workers
-        draw = random.Random(0)
-        for index in range(self.count):
-            digits = [draw.randrange(10) for _ in range(draw.randint(1, 20))]
-            if index % step == first:
-                yield torch.tensor(digits), torch.tensor([*itertools.accumulate(digits, max)])
+        first, step = first + step * self.rank, step * self.world_size  # among all ranks' workers
+        return itertools.islice(self.read(), first, None, step)
 
 
 def collate(samples):
-    digits, largest = zip(*samples)
-    return pad_sequence(digits), pad_sequence(largest, padding_value=-100)  # ignored by the loss
+    digits, labels = zip(*samples)
+    return pad_sequence(digits), pad_sequence(labels, padding_value=-100)  # ignored by the loss
 
 
 class Tagger(nn.Module):
-    def __init__(self, width=32):
+    def __init__(self):
         super().__init__()
-        self.embed, self.rnn = nn.Embedding(10, width), nn.GRU(width, width)
-        self.head = nn.Linear(width, 10)
+        self.embed, self.rnn, self.head = nn.Embedding(10, 32), nn.GRU(32, 32), nn.Linear(32, 10)
 
     def forward(self, digits):
         return self.head(self.rnn(self.embed(digits))[0]).flatten(0, 1)
 
 
-def main(args):
-    device = torch.device("cpu")
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator and accelerator.type != "mps":  # a Mac's GPU has no collectives
-        device = torch.device(accelerator.type, int(os.environ["LOCAL_RANK"]))
-        torch.accelerator.set_device_index(device)  # before anything else touches a GPU
-    dist.init_process_group(dist.get_default_backend_for_device(device),
-                            device_id=device if device.type != "cpu" else None)
+def train_epoch(model, loader, optimizer, device):
+    model.train()
+    sums = torch.zeros(2, device=device)  # loss, digits
+    nothing = torch.zeros(1, 1, dtype=torch.long), torch.full((1, 1), -100)
+    # Each backward needs all ranks: one without data trains on nothing until all have run out.
+    for digits, labels in itertools.chain(loader, itertools.repeat(nothing)):
+        digits, labels = digits.to(device), labels.flatten().to(device)
+        count = (labels != -100).sum()  # without padding
+        total = count.clone()
+        dist.all_reduce(total)  # adds up all ranks' counts
+        if total == 0:
+            break
+        loss = F.cross_entropy(model(digits), labels, reduction="sum")
+        optimizer.zero_grad()
+        (loss * dist.get_world_size() / total).backward()  # DDP divides by the world size
+        optimizer.step()
+        sums[0] += loss.detach()  # not loss.item(), which waits for the GPU
+        sums[1] += count
+    return sums
+
+
+def main(args, device):
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    assert args.batch_size % world_size == 0, "--batch-size must be divisible by the world size"
+    assert args.batch_size % world_size == 0, f"--batch-size must be a multiple of {world_size}"
     loader = DataLoader(Numbers(args.samples, rank, world_size), args.batch_size // world_size,
-                        collate_fn=collate, num_workers=args.workers)
+                        num_workers=args.workers, collate_fn=collate)
+
     torch.manual_seed(0)
     model = Tagger().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    path, total, tokens, done = "stream_run.pt", 0, 0, 0
-    checkpoint = [torch.load(path, map_location="cpu", weights_only=True)
-                  if rank == 0 and os.path.exists(path) else None]
-    dist.broadcast_object_list(checkpoint)  # others may not see the file
-    checkpoint = checkpoint[0]
-    if checkpoint:
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        total, tokens, done = checkpoint["total"], checkpoint["tokens"], checkpoint["step"]
-        if rank == 0:
-            print(f"{path}: {done * args.batch_size} samples done")
-    del checkpoint
     model = DDP(model)  # backward averages all ranks' gradients
-    # Each backward needs all ranks: one without data uses `nothing` until all are done.
-    nothing = torch.zeros(1, 1, dtype=torch.long), torch.full((1, 1), -100)
-    batches = itertools.chain(loader, itertools.repeat(nothing))
-    left = itertools.islice(batches, done, None)  # a resumed run skips what it has trained on
-    for step, (digits, largest) in enumerate(left, done + 1):
-        digits, largest = digits.to(device), largest.flatten().to(device)
-        count = (largest != -100).sum()
-        dist.all_reduce(count)
-        if count == 0:
-            break
-        loss = nn.functional.cross_entropy(model(digits), largest, reduction="sum") / count
-        optimizer.zero_grad()
-        (loss * world_size).backward()  # DDP averages over the ranks; this makes it a sum
-        optimizer.step()
-        loss = loss.detach()
-        dist.all_reduce(loss)
-        total += loss.item() * count.item()
-        tokens += count.item()
-        if rank == 0 and step % 20 == 0:
-            print(f"{step * args.batch_size} samples | loss {loss.item():.4f}", flush=True)
-            with open(f"{path}.tmp", "wb") as file:
-                torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
-                            "total": total, "tokens": tokens, "step": step}, file)
-                os.fsync(file.fileno())  # on disk before it replaces the old file
-            os.replace(f"{path}.tmp", path)
+
+    for epoch in range(args.epochs):
+        sums = train_epoch(model, loader, optimizer, device)
+        dist.all_reduce(sums)  # adds up all ranks' sums
+        loss, trained = sums.tolist()
+        if rank == 0:
+            print(f"epoch {epoch + 1}/{args.epochs} | loss {loss / trained:.4f}", flush=True)
     if rank == 0:
-        print(f"{tokens} digits | mean loss {total / tokens:.4f}")
         torch.save(model.module.state_dict(), args.save)
-    del model  # it holds the process group
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit(__doc__)
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--samples", type=int, default=3001)
     parser.add_argument("--batch-size", type=int, default=24)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--save", default="stream.pt")
-    main(parser.parse_args())
+    args = parser.parse_args()
+    device = ddp_setup()
+    main(args, device)
+    dist.destroy_process_group()

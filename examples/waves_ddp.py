@@ -1,133 +1,150 @@
-"""Tells noisy waves apart by their frequency; with DDP:
-torchrun --standalone --nproc_per_node=2 examples/waves_ddp.py
-"""
+"""Train a classifier of noisy waves, one process per GPU:
+torchrun --standalone --nproc_per_node=2 examples/waves_ddp.py --epochs 10"""
 import argparse
 import math
 import os
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but without it Python can abort at exit
+import torch.distributed.nn  # loaded after a group is made, it can abort gloo at exit
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
 
-def make_waves(count, seed):
+def ddp_setup():
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if not found or found.type == "mps":  # a Mac's GPU has no collectives
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device(found.type, int(os.environ["LOCAL_RANK"]))
+    torch.accelerator.set_device_index(device)  # first: otherwise each process also uses GPU 0
+    dist.init_process_group(device_id=device)  # by its own backend: nccl for CUDA
+    return device
+
+
+def load_data(samples, seed):
     generator = torch.Generator().manual_seed(seed)
-    targets = torch.randint(4, (count,), generator=generator)
-    frequency = (1 + targets + 0.2 * torch.randn(count, generator=generator))[:, None]
-    phase = torch.rand(count, 1, generator=generator)
+    labels = torch.randint(4, (samples,), generator=generator)
+    frequency = (1 + labels + 0.2 * torch.randn(samples, generator=generator))[:, None]
+    phase = torch.rand(samples, 1, generator=generator)
     angle = 2 * math.pi * (frequency * torch.linspace(0, 1, 64) + phase)
-    waves = angle.sin() + 0.3 * torch.randn(count, 64, generator=generator)
-    return TensorDataset(waves, targets)
+    waves = angle.sin() + 0.3 * torch.randn(samples, 64, generator=generator)
+    return TensorDataset(waves, labels)
 
 
-def train(model, loader):
-    model.train()
-    loss_sum = trained = 0
-    for waves, targets in loader:
-        waves, targets = waves.to(device), targets.to(device)
-        loss = nn.functional.cross_entropy(model(waves), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        loss_sum += loss.item() * len(targets)
-        trained += len(targets)
-    return loss_sum, trained
+def build_model():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 64)),
+        nn.Conv1d(1, 16, kernel_size=9, stride=2), nn.BatchNorm1d(16), nn.ReLU(),
+        nn.Conv1d(16, 32, kernel_size=5, stride=2), nn.BatchNorm1d(32), nn.ReLU(),
+        nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Dropout(0.1), nn.Linear(128, 4))
 
 
-@torch.no_grad()
-def evaluate(model, loader):
-    model.eval()
-    correct = tested = 0
-    for waves, targets in loader:
-        waves, targets = waves.to(device), targets.to(device)
-        correct += (model(waves).argmax(dim=1) == targets).sum().item()
-        tested += len(targets)
-    return correct, tested
+def read_checkpoint(path):
+    """The checkpoint, on the CPU; None if there is none."""
+    if os.path.exists(path):
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--epochs", type=int, default=10)
-parser.add_argument("--batch-size", type=int, default=64)
-parser.add_argument("--seed", type=int, default=0)
-args = parser.parse_args()
-epochs, batch_size = args.epochs, args.batch_size
-
-# 1. Replaces device = ...; compare device.type, not device, with "cuda"
-device = torch.device("cpu")
-accelerator = torch.accelerator.current_accelerator(check_available=True)
-if accelerator and accelerator.type != "mps":  # mps has no collectives
-    device = torch.device(accelerator.type, int(os.environ["LOCAL_RANK"]))
-    torch.accelerator.set_device_index(device)  # before any GPU call
-dist.init_process_group(dist.get_default_backend_for_device(device),
-                        device_id=device if device.type != "cpu" else None)
-rank, world_size = dist.get_rank(), dist.get_world_size()
-if rank == 0: print(f"training on {world_size} x {device.type}")
-
-train_set, val_set = make_waves(2040, seed=1), make_waves(509, seed=2)
-
-# 2. The data; keep your loaders' other options
-assert batch_size % world_size == 0, f"{batch_size} is not divisible by {world_size} processes"
-sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)  # replaces shuffle=True
-train_loader = DataLoader(train_set, batch_size // world_size, sampler=sampler)
-val_loader = DataLoader(Subset(val_set, range(rank, len(val_set), world_size)), batch_size // world_size)
-
-torch.manual_seed(args.seed)
-model = nn.Sequential(
-    nn.Unflatten(1, (1, 64)),
-    nn.Conv1d(1, 16, kernel_size=9, stride=2), nn.BatchNorm1d(16), nn.ReLU(),
-    nn.Conv1d(16, 32, kernel_size=5, stride=2), nn.BatchNorm1d(32), nn.ReLU(),
-    nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Dropout(0.1), nn.Linear(128, 4)).to(device)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-
-# 3. After the lines that create the model (on its device), the optimizer and the schedule;
-# it replaces your lines for resuming, your loop over epochs, and your lines for saving
-path, first_epoch, best = "run.pt", 0, 0.0
-checkpoint = [torch.load(path, map_location="cpu", weights_only=True)
-              if rank == 0 and os.path.exists(path) else None]
-dist.broadcast_object_list(checkpoint)  # others may not see the file
-checkpoint = checkpoint[0]
-if checkpoint:
+def resume(checkpoint, model, optimizer, schedule):
+    """Continue from a checkpoint, if there is one; return the epochs done and the best accuracy."""
+    if checkpoint is None:
+        return 0, 0.0
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     schedule.load_state_dict(checkpoint["schedule"])
-    # if checkpoint["scaler"]: scaler.load_state_dict(checkpoint["scaler"])
-    first_epoch, best = checkpoint["epoch"], checkpoint["best"]
-    if rank == 0: print(f"{path}: {first_epoch}/{epochs} epochs done")
-del checkpoint
-if device.type != "cpu":  # BatchNorm over the whole batch
-    model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-model = DDP(model)  # backward averages all ranks' gradients
+    return checkpoint["epoch"], checkpoint["best"]
 
-for epoch in range(first_epoch, epochs):
-    sampler.set_epoch(epoch)  # otherwise every epoch has the same order
-    torch.manual_seed(args.seed + epoch * world_size + rank)  # dropout, augmentation differ by rank
-    loss_sum, trained = train(model, train_loader)  # sum of loss.item() * len(targets), samples
-    for buffer in model.buffers():  # use rank 0's BatchNorm statistics
-        dist.broadcast(buffer, src=0)
-    # The plain model: DDP's forward may wait for other ranks. Correct predictions, and samples:
-    correct, tested = evaluate(model.module, val_loader)
-    schedule.step()
 
-    # 4. Sums over all ranks
-    totals = torch.tensor([loss_sum, trained, correct, tested], dtype=torch.float64, device=device)
-    dist.all_reduce(totals)
-    loss_sum, trained, correct, tested = totals.tolist()
-    if rank == 0:  # no collective in here
+def save(checkpoint, path):
+    """Write a temporary file, then rename it: a kill leaves the old file or the new one, intact."""
+    temporary = f"{path}.{os.getpid()}.tmp"  # not that of another job
+    with open(temporary, "wb") as file:
+        torch.save(checkpoint, file)
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def train_epoch(model, loader, optimizer, device):
+    model.train()
+    sums = torch.zeros(2, device=device)  # loss, samples
+    for waves, labels in loader:
+        waves, labels = waves.to(device), labels.to(device)
+        loss = F.cross_entropy(model(waves), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        sums[0] += loss.detach() * len(labels)  # not loss.item(), which waits for the GPU
+        sums[1] += len(labels)
+    return sums
+
+
+@torch.no_grad()
+def evaluate(model, loader, device):
+    model.eval()
+    sums = torch.zeros(2, device=device)  # correct predictions, samples
+    for waves, labels in loader:
+        waves, labels = waves.to(device), labels.to(device)
+        sums[0] += (model(waves).argmax(dim=1) == labels).sum()
+        sums[1] += len(labels)
+    return sums
+
+
+def main(args, device):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    train_set, val_set = load_data(2040, seed=1), load_data(509, seed=2)
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
+    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats samples
+    assert args.batch_size % world_size == 0, f"--batch-size must be a multiple of {world_size}"
+    train_loader = DataLoader(train_set, args.batch_size // world_size, sampler=sampler)
+    val_loader = DataLoader(val_set, args.batch_size // world_size)
+
+    torch.manual_seed(0)
+    model = build_model().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
+    checkpoint = [read_checkpoint(args.checkpoint) if rank == 0 else None]
+    dist.broadcast_object_list(checkpoint)  # other machines may not see the file
+    epochs_done, best = resume(checkpoint.pop(), model, optimizer, schedule)  # pop: no second copy
+    if device.type != "cpu":  # BatchNorm over the whole batch; this layer needs a GPU
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    model = DDP(model)  # backward averages all ranks' gradients
+
+    for epoch in range(epochs_done, args.epochs):
+        sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
+        torch.manual_seed(epoch * world_size + rank)  # dropout masks differ by rank and epoch
+        train_sums = train_epoch(model, train_loader, optimizer, device)
+        for buffer in model.buffers():  # the BatchNorm statistics that rank 0 saves
+            dist.broadcast(buffer, src=0)
+        val_sums = evaluate(model.module, val_loader, device)  # DDP's forward can wait for others
+        dist.all_reduce(train_sums)  # adds up all ranks' sums
+        dist.all_reduce(val_sums)
+        schedule.step()
+        loss, trained, correct, tested = *train_sums.tolist(), *val_sums.tolist()
         accuracy = correct / tested
-        print(f"loss {loss_sum / trained:.4f} | accuracy {accuracy:.2%}")
-        if accuracy > best:
-            best = accuracy
-            torch.save(model.module.state_dict(), "best.pt")
-        with open(f"{path}.tmp", "wb") as file:
-            torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
-                        "schedule": schedule.state_dict(),  # "scaler": scaler.state_dict(),
-                        "epoch": epoch + 1, "best": best}, file)
-            os.fsync(file.fileno())  # on disk before it replaces the old file
-        os.replace(f"{path}.tmp", path)
+        improved = accuracy > best
+        best = max(best, accuracy)
+        if rank == 0:
+            print(f"epoch {epoch + 1}/{args.epochs} | loss {loss / trained:.4f} "
+                  f"| accuracy {accuracy:.2%}", flush=True)
+            if improved:
+                save(model.module.state_dict(), "waves_best.pt")
+            save({"model": model.module.state_dict(),
+                  "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(),
+                  "epoch": epoch + 1, "best": best}, args.checkpoint)
 
-del model  # it holds the process group
-dist.destroy_process_group()
+
+if __name__ == "__main__":
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=48)
+    parser.add_argument("--checkpoint", default="waves.pt")
+    args = parser.parse_args()
+    device = ddp_setup()
+    # Data that may be missing: let local rank 0 download it here, as in multigpu_torchrun.py.
+    main(args, device)
+    dist.destroy_process_group()

@@ -6,79 +6,68 @@ import time
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # unused, but without it Python can abort at exit
 import torch.nn.functional as F
-from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import utils
 
 
-def ddp_setup(local_rank, args):
-    utils.end_at_ctrl_c()  # works even inside a collective
-    device = torch.device("cpu")
-    if args.device != "cpu":  # one for each process; with gloo several may share one
-        device = torch.device(args.device, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device)  # first: otherwise each process also uses GPU 0
-    dist.init_process_group(args.backend, device_id=device if args.backend != "gloo" else None)
+def ddp_setup(args):
+    if args.device == "cpu":
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device(args.device, int(os.environ["LOCAL_RANK"]))
+    torch.accelerator.set_device_index(device)  # first: otherwise each process also uses GPU 0
+    dist.init_process_group(device_id=device)  # by its own backend: nccl for CUDA
     return device
 
 
 def train_epoch(model, loader, optimizer, device):
     model.train()
-    total = torch.zeros(2, dtype=torch.float64, device=device)  # loss, samples; read once an epoch
+    sums = torch.zeros(2, device=device)  # loss, samples
     for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        total[0] += loss.detach() * len(labels)
-        total[1] += len(labels)
-    dist.all_reduce(total)
-    return (total[0] / total[1]).item()
+        sums[0] += loss.detach() * len(labels)  # not loss.item(), which waits for the GPU
+        sums[1] += len(labels)
+    return sums
 
 
 @torch.no_grad()
 def evaluate(model, loader, device):
     model.eval()
-    total = torch.zeros(2, dtype=torch.float64, device=device)  # correct predictions, samples
+    sums = torch.zeros(2, device=device)  # correct predictions, samples
     for images, labels in loader:
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-        total[0] += (model(images).argmax(dim=1) == labels).sum()
-        total[1] += len(labels)
-    dist.all_reduce(total)
-    return (total[0] / total[1]).item()
+        sums[0] += (model(images).argmax(dim=1) == labels).sum()
+        sums[1] += len(labels)
+    return sums
 
 
-@record  # hands a rank's traceback to torchrun's summary
-def main(local_rank, args):
-    device = ddp_setup(local_rank, args)
+def main(args, device):
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    train_set, val_set = utils.load_data(args.dataset, args.data_dir)
+    train_set, val_set = utils.load_data(args)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
-    sampler = DistributedSampler(train_set, drop_last=True)  # otherwise it repeats some samples
-    options = dict(batch_size=args.batch_size // world_size, num_workers=args.workers,
-                   pin_memory=device.type != "cpu", worker_init_fn=utils.end_with_parent)
+    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats samples
+    assert args.batch_size % world_size == 0, f"--batch-size must be a multiple of {world_size}"
+    options = dict(batch_size=args.batch_size // world_size,
+                   num_workers=args.workers, pin_memory=device.type != "cpu")
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
     val_loader = DataLoader(val_set, **options)
 
     torch.manual_seed(0)
     model = utils.build_model(args.model).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    epochs_done = utils.resume(utils.read_checkpoint(args), model, optimizer)
     if device.type != "cpu":  # BatchNorm over the whole batch; this layer needs a GPU
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    epochs_done = 0
-    checkpoint = [utils.read_checkpoint(args) if rank == 0 else None]
-    dist.broadcast_object_list(checkpoint)  # to the other ranks: they may not see the file
-    checkpoint = checkpoint[0]
-    if checkpoint:
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        epochs_done = checkpoint["epoch"]
-    del checkpoint  # otherwise each process keeps a second copy of model and optimizer
-    model = DDP(model, gradient_as_bucket_view=True)  # averages all ranks' gradients, in place
+    model = DDP(model)  # backward averages all ranks' gradients
+    if rank == 0:
+        utils.announce(args, epochs_done, world_size)
 
     profiler = torch.profiler.profile(
         schedule=torch.profiler.schedule(wait=3, warmup=2, active=3, repeat=1),
@@ -88,26 +77,28 @@ def main(local_rank, args):
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
         sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
-        torch.manual_seed(epoch * world_size + rank)  # dropout: masks differ by rank and epoch
-        loss = train_epoch(model, train_loader, optimizer, device)
-        for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
+        torch.manual_seed(epoch * world_size + rank)  # dropout masks differ by rank and epoch
+        train_sums = train_epoch(model, train_loader, optimizer, device)
+        for buffer in model.buffers():  # the BatchNorm statistics that rank 0 saves
             dist.broadcast(buffer, src=0)
-        accuracy = evaluate(model.module, val_loader, device)  # DDP's forward may be a collective
-        if rank != 0:
-            continue  # rank 0 alone prints and saves: no collective in the rest of this loop
-        utils.report(args, epoch, loss, accuracy, len(train_loader) * args.batch_size, start)
-        if (epoch + 1) % args.save_every == 0 or epoch + 1 == args.total_epochs:
-            utils.save_checkpoint(args, model.module.state_dict(), optimizer.state_dict(), epoch)
-
-    profiler.stop()
-    del model  # it holds the process group
-    dist.destroy_process_group()
+        val_sums = evaluate(model.module, val_loader, device)  # DDP's forward can wait for others
+        dist.all_reduce(train_sums)  # adds up all ranks' sums
+        dist.all_reduce(val_sums)
+        if rank == 0:
+            utils.report(args, epoch, train_sums, val_sums, start)
+            if utils.time_to_save(args, epoch):
+                utils.save(args, model.module.state_dict(), optimizer.state_dict(), epoch)
 
 
 if __name__ == "__main__":
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit(__doc__)
+    if os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
+        raise SystemExit("several machines may not all see the checkpoint: use multinode.py")
     args = utils.parse_args(__doc__)
-    utils.check_torchrun(__doc__)
-    local_rank = int(os.environ["LOCAL_RANK"])
-    if local_rank == 0:  # the others wait for it in init_process_group
-        utils.check_run(args, int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]))
-    main(local_rank, args)
+    device = ddp_setup(args)
+    if os.environ["LOCAL_RANK"] == "0":
+        utils.load_data(args)  # downloads what is missing
+    dist.barrier()  # the other ranks wait here
+    main(args, device)
+    dist.destroy_process_group()

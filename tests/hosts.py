@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launch import EXACT, ROOT, SMALL, TORCHRUN, Job, figures, needs, train
+from launch import EXACT, ROOT, SMALL, Job, figures, needs, train
 
 CABLE = """
 ip netns add $1
@@ -29,7 +29,6 @@ GresTypes=gpu
 SlurmctldHost={a.name}({a.address})
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
 ProctrackType=proctrack/linuxproc
-KillWait=1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
@@ -38,8 +37,8 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
-NodeName={a.name} NodeAddr={a.address} CPUs=8 Gres=gpu:old:1,gpu:new:1
-NodeName={b.name} NodeAddr={b.address} CPUs=8 Gres=gpu:old:1,gpu:new:1
+NodeName={a.name} NodeAddr={a.address} CPUs=8 Gres=gpu:3
+NodeName={b.name} NodeAddr={b.address} CPUs=8 Gres=gpu:3
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=all Nodes=ALL Default=YES GraceTime=600
@@ -55,20 +54,16 @@ class Host:
     address: str
     folder: Path
 
-    @property
-    def rendezvous(self):
-        return f"--rdzv-backend=c10d --rdzv-endpoint={self.name}:29400"
-
     def command(self, *words):
         """A command line that runs on this host, as one typed there would."""
         return ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"',
                 self.name, *map(str, words)]
 
-    def start(self, *words, **env):
-        return Job(self.command(*words), self.folder, **env)
+    def start(self, *words, **settings):
+        return Job(self.command(*words), self.folder, **settings)
 
-    def run(self, *words, **env):
-        return subprocess.check_output(self.command(*words), text=True, env={**os.environ, **env}).strip()
+    def run(self, *words):
+        return subprocess.check_output(self.command(*words), text=True).strip()
 
 
 def two_hosts(folder):
@@ -88,10 +83,10 @@ def two_hosts(folder):
 hosts = pytest.fixture(two_hosts)
 
 
-def torchrun(hosts, options, *arguments, **env):
-    """multinode.py by the same line on each host."""
-    line = [*TORCHRUN, *options.split(), ROOT / "multinode.py", "--device", "cpu", *arguments]
-    return [host.start(*line, **env) for host in hosts]
+def torchrun(host, rendezvous, options, *arguments, **settings):
+    """multinode.py on a host, which meets the others on another one."""
+    line = ["torchrun", *options.split(), ROOT / "multinode.py", "--device", "cpu", *arguments]
+    return host.start(*line, PET_RDZV_BACKEND="c10d", PET_RDZV_ENDPOINT=rendezvous.name, **settings)
 
 
 def end(jobs):
@@ -114,8 +109,8 @@ def slurm(tmp_path_factory):
         (folder / "munge.key").write_bytes(os.urandom(1024))
         (folder / "munge.key").chmod(0o600)
         (folder / "slurm.conf").write_text(CONF.format(a=hosts[0], b=hosts[1], folder=folder))
-        (folder / "gres.conf").write_text(  # torch sees none
-            "Name=gpu Type=old File=/dev/null\nName=gpu Type=new File=/dev/zero\n")
+        devices = "null", "zero", "full"  # of which torch knows nothing
+        (folder / "gres.conf").write_text("".join(f"Name=gpu File=/dev/{device}\n" for device in devices))
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         patch.setenv("SLURM_CONF", f"{folder}/slurm.conf")
         daemons = []

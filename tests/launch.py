@@ -19,9 +19,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch._dynamo  # which the first optimizer of each fork would load
+import torch._dynamo  # this and torchvision take each process seconds: forks have them from here
 import torch.distributed.nn
-import torchvision.models
+import torchvision.models  # noqa: F401
+
 import utils
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +38,10 @@ SECONDS = 300  # after which a test gives a process up: many times what it takes
 
 # Lines for `before`
 IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where the order of a sum hardly matters
+EXACT_ON_GPUS = """import torch
+torch.backends.cudnn.allow_tf32 = False
+torch.use_deterministic_algorithms(True, warn_only=True)
+"""
 
 
 def little_data(train=240, held_out=51):
@@ -96,6 +101,7 @@ def folder(tmp_path, monkeypatch):
 
 
 started = []  # all jobs of a test
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and all that they start, ignore Ctrl-C
 
 
 class Job:
@@ -156,17 +162,28 @@ def without_gloo(text):
     return re.sub(r"(?m)^\[Gloo].*\n", "", text)  # torch 2.10 announces each rank so
 
 
+def fits(processes):
+    """Whether pytest's --device has room for them: each process needs a GPU of its own."""
+    return os.environ["TEST_DEVICE"] == "cpu" or processes <= torch.accelerator.device_count()
+
+
 def options(script, processes):
     """The device of pytest's --device, and how many processes multigpu_spawn.py is to start."""
-    device = ["--device", os.environ["TEST_DEVICE"]]
-    return [*device, *(["-g", processes] if Path(script).name == "multigpu_spawn.py" else [])]
+    if not fits(processes):
+        pytest.skip(f"needs a GPU for each of {processes} processes")
+    return ["--device", os.environ["TEST_DEVICE"], *(["-g", processes] if Path(script).name == "multigpu_spawn.py" else [])]
 
 
-def start(script, *arguments, processes=2, torchrun=(), **settings):
+def exactly(before):
+    """Where --device asks for a GPU: also lines by which it rounds in the same way each time."""
+    return before if os.environ["TEST_DEVICE"] == "cpu" else EXACT_ON_GPUS + before
+
+
+def start(script, *arguments, processes=2, torchrun=(), before="", **env):
     """Start a script by its command line."""
     launcher = [*TORCHRUN, "--standalone", f"--nproc_per_node={processes}", *torchrun]
     line = [*(launcher if script in BY_TORCHRUN else [sys.executable]), ROOT / script, *options(script, processes)]
-    return Job([*line, *arguments], **settings)
+    return Job([*line, *arguments], before=exactly(before), **env)
 
 
 forks = multiprocessing.get_context("fork")
@@ -216,7 +233,7 @@ def train(script, *arguments, processes=2, device=True, before="", status=0, **e
     words = [*map(str, [*(options(script, processes) if device else []), *arguments])]
     launched = Path(script).name not in {*SCRIPTS} - {*BY_TORCHRUN}  # also of a copy
     with tempfile.TemporaryDirectory() as output:
-        codes = fork(str(ROOT / script), words, os.getcwd(), output, processes if launched else 0, before, environment)
+        codes = fork(str(ROOT / script), words, os.getcwd(), output, processes if launched else 0, exactly(before), environment)
         stdout, stderr = (without_gloo(Path(output, name).read_text()) for name in ("stdout", "stderr"))
     print(stdout, stderr)  # which pytest shows where a test has failed
     assert codes == [status] * len(codes)

@@ -77,15 +77,16 @@ RICH = both(
     after=[("model.module.state_dict()", "[model.module.state_dict(), memory.state_dict()]"),
            ("tqdm(loader", "tqdm(loader, disable=rank != 0"), (NORM, f"nn.SyncBatchNorm.convert_sync_batchnorm({NORM})")])
 
-# A fork is to draw other random numbers and to have other temporary files than what it was forked from.
+# A fork is to draw other random numbers than pytest, whose fork it is, to have other temporary files, and none of its loggers.
 IN_COPY = """
-import multiprocessing, os, sys, tempfile, time
+import logging, multiprocessing, os, sys, tempfile, time
 import numpy
 from check_conversion import observed
 sys.path.insert(0, os.getcwd())
 tempfile.tempdir = None
 multiprocessing.current_process()._config.pop("tempdir", None)
 numpy.random.seed()
+logging.root.handlers.clear()
 time.tzset()
 observed.install()
 """
