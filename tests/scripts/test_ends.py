@@ -35,7 +35,7 @@ def test_ctrl_c_ends_a_rank_that_waits_for_another_in_a_collective():
     waiting = int(re.search(r"(\d+) waits", job.stdout)[1])
     sleeping = Path(f"/proc/{waiting}/stat")
     job.until(lambda: sleeping.read_text().split()[2] == "S", "it did not get to the collective")
-    os.kill(job.process.pid, signal.SIGINT)
+    os.killpg(job.process.pid, signal.SIGINT)
     job.until(lambda: waiting not in job.processes(), "it did not end")
 
 
