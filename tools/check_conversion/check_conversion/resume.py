@@ -180,13 +180,15 @@ def wrong_beginning(begins, unbroken, killed, restarted):
 
 def lines_after(texts):
     """Of one text in all three runs: the lines that came after the kill, and of each wording as many before as the
-    restarted run has; and these at another time."""
+    restarted run has; and these at another time. Figures of the latter are where it stood: "0 of 4 epochs done"."""
     unbroken, killed, restarted = map(items_of_text, texts)
     expected, again = [], []
     for words, items in unbroken.items():
-        begin = min(len(killed[words]), max(0, len(items) - len(restarted[words])))
+        seen = len(killed[words])
+        begin = min(seen, max(0, len(items) - len(restarted[words])))
         expected += [item.shown for item in items[begin:]]
-        again += at_another_time(items, killed[words])[begin:]
+        again += [with_others(item.shown, range(len(item.parts))) for item in items[begin:seen]]
+        again += at_another_time(items, killed[words])[max(begin, seen):]
     return "\n".join(expected), "\n".join(again)
 
 

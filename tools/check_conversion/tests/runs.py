@@ -125,8 +125,8 @@ def in_words(verdict):
 def check(before, after, processes=2, arguments=(), name="train_ddp.py", **options):
     """As the command does."""
     return in_words(lambda: command.check_conversion(
-        functools.partial(record_once, before, arguments=arguments, **options),
-        functools.partial(record, after, processes, name, arguments, **options)))
+        functools.partial(record_once, before, arguments=tuple(arguments), **options),
+        functools.partial(record, after, processes, name, tuple(arguments), **options)))
 
 
 # Of a fork, /proc shows the environment of what it was forked from: a run that kills itself goes by its files.
