@@ -38,7 +38,7 @@ def train_epoch(model, loader, optimizer, device):
             with nullcontext() if part.stop >= len(labels) else model.no_sync():
                 loss = F.cross_entropy(model(images[part]), labels[part], reduction="sum")
                 (loss / len(labels)).backward()
-            sums[0] += loss.detach()
+            sums[0] += loss.detach()  # not loss.item(), which waits for the GPU
         optimizer.step()
         sums[1] += len(labels)
     return sums

@@ -40,13 +40,19 @@ def test_multigpu_torchrun_refuses_several_hosts_before_it_trains(hosts):
         assert job.wait() and job.stdout == "" and "use multinode.py" in job.stderr
 
 
-def test_two_hosts_end_with_the_weights_of_one_device_where_each_spawns_its_processes(hosts):
-    line = [sys.executable, ROOT / "multigpu_spawn.py", 2, "--device", "cpu", "-n", 2, "-g", 1, *SMALL]
-    jobs = [host.start(*line, "-nr", rank, MASTER_ADDR=hosts[0].name, MASTER_PORT="29501", before=EXACT)
-            for rank, host in enumerate(hosts)]
+def test_two_hosts_each_spawn_processes_that_train_as_one_device_and_refuse_to_resume_from_a_file_that_one_host_lacks(hosts):
+    def spawn(epochs):
+        return [host.start(sys.executable, ROOT / "multigpu_spawn.py", epochs, "--device", "cpu", "-n", 2, "-g", 1, "-nr", rank,
+                           *SMALL, before=EXACT, MASTER_ADDR=hosts[0].name, MASTER_PORT="29501")
+                for rank, host in enumerate(hosts)]
+
+    jobs = spawn(2)
     assert end(jobs) == on_one_device(2) and jobs[1].stdout == ""
     check_equal(hosts[0].folder / "multigpu_spawn.pt", "single_gpu.pt")
     assert not list(hosts[1].folder.glob("*.pt*"))  # rank 0 alone saves
+    for job in spawn(3):
+        assert job.wait() == 1 and job.stdout == "" and "use multinode.py" in job.stderr
+    assert load(hosts[0].folder / "multigpu_spawn.pt")["epoch"] == 2
 
 
 ELASTIC = "--nnodes=1:2 --max-restarts=5 --rdzv-conf=last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=4"

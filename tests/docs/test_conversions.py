@@ -1,4 +1,5 @@
 """Each converted example trains as its original does, and the lines of code of docs/your_own_script.md do what it says."""
+import collections
 import re
 from pathlib import Path
 from textwrap import indent
@@ -10,6 +11,8 @@ from runs import check, check_resuming
 
 LOGGED = after("torch.nn.Module.eval", "[buffer.sum().item() for buffer in given[0].buffers()]") + after(
     "torch.nn.Module.train", "'seed', torch.initial_seed()")
+OWN_REASONS = {  # of lines that the scripts have too
+    "stream": {"sums = torch.zeros(2, device=device)"}, "contrastive": {"model = DDP(model)", "sampler.set_epoch(epoch)"}}
 
 
 def read(name):
@@ -20,7 +23,7 @@ def read(name):
 def test_a_converted_example_trains_prints_and_saves_the_same_with_three_processes(name):
     original, converted = read(f"examples/{name}.py"), read(f"examples/{name}_ddp.py")
     status, said = check(original, converted, 3, EXAMPLES[name], name=f"{name}_ddp.py", batchnorm="sync")
-    assert status == 0 and re.search(r"lines the same .*written: (\d) of \1 files? the same", said)
+    assert status == 0 and re.search(r"lines? the same .*written: (\d) of \1 files? the same", said)
     assert "not compared: BatchNorm" not in said  # all ranks' is compared, as on GPUs
     assert all(float(figure) < 1e-9 for figure in re.findall(r"(?:within|by) (\de-\d+)", said)), said
 
@@ -40,17 +43,22 @@ def test_ranks_evaluate_with_the_same_statistics_and_draw_dropout_masks_of_their
 
 
 def test_the_examples_have_the_lines_and_comments_of_the_scripts():
-    def lines(*names):
-        return {line.split("  # ")[0].strip(): line.strip() for name in names for line in read(name).splitlines()}
+    def comments(*names):
+        found = collections.defaultdict(set)  # of each line of code
+        for line in "\n".join(map(read, names)).splitlines():
+            code, _, comment = line.strip().partition("  # ")
+            found[code].add(comment)
+        return found
 
-    scripts = lines("multinode.py", "utils.py", "recipes/accumulate.py")
+    scripts = comments("multinode.py", "utils.py", "recipes/accumulate.py")
     setups = {read(f"examples/{name}_ddp.py").split("def ddp_setup")[1].split("\n\n\n")[0] for name in EXAMPLES}
     assert len(setups) == 1
     for name in EXAMPLES:
-        example = lines(f"examples/{name}_ddp.py")
-        assert len(example.keys() & scripts.keys()) > 20
-        for code in example.keys() & scripts.keys():
-            assert example[code] == scripts[code], name
+        example = comments(f"examples/{name}_ddp.py")
+        both = example.keys() & scripts.keys()
+        assert len(both) > 20
+        others = {code for code in both if not example[code] <= scripts[code]}
+        assert others == OWN_REASONS.get(name, set()), name
 
 
 PARTS = {  # what three ranks do one after the other

@@ -36,7 +36,7 @@ def test_every_command_names_files_and_options_that_exist():
 
     @functools.cache
     def options(file):  # of its --help, which needs no launcher
-        shown = train(file.removesuffix("/__main__.py"), "--help", processes=0, device=False).stdout
+        shown = train(file.removesuffix("/__main__.py"), "--help", processes=1, device=False).stdout
         return options_in(shown) | (launcher if "check_cluster" in file else set())  # which takes them too
 
     texts = [*blocks("sh"), *(text.split('"""')[1] for text in CODE.values())]
