@@ -33,7 +33,7 @@ BY_TORCHRUN = ["multigpu_torchrun.py", "multinode.py"]
 RECIPES = sorted(f"recipes/{file.name}" for file in ROOT.glob("recipes/*.py"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # without it, processes that are restarted seldom meet again
-PACKAGES = {"ip": "iproute2", "munged": "munge", "srun": "slurm-client"}  # others have their command's name
+PACKAGES = {"ip": "iproute2", "munged": "munge", "nft": "nftables", "srun": "slurm-client"}  # others have their command's name
 SECONDS = 300  # after which a test gives a process up: many times what it takes on a busy machine
 
 # Lines for `before`

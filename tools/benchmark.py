@@ -52,15 +52,15 @@ def parse_args(gpus):
     add = parser.add_argument
     add("--scripts", nargs="+", choices=SCRIPTS, default=SCRIPTS, metavar="SCRIPT",
         help="what to compare with single_gpu.py (default: all)")
-    add("--gpus", type=utils.count, nargs="+", metavar="N", help="numbers of processes, one for "
+    add("--gpus", type=utils.positive, nargs="+", metavar="N", help="numbers of processes, one for "
         "each GPU, or where there is none on the CPU's cores (default: 1, 2, 4, ... and all)")
     add("--model", default="cnn", help="(default: cnn)")
     add("--dataset", default="synthetic", help="(default: synthetic)")
-    add("--batch-size", type=utils.count, default=960,
+    add("--batch-size", type=utils.positive, default=960,
         help="samples a step over all devices (default: 960)")
-    add("--epochs", type=utils.count, default=200 if gpus else 12,
+    add("--epochs", type=utils.positive, default=200 if gpus else 12,
         help=f"of a run; {WARM_UP} of them warm up (default: %(default)s)")
-    add("--rounds", type=utils.count, default=3, help="of all the runs (default: 3)")
+    add("--rounds", type=utils.positive, default=3, help="of all the runs (default: 3)")
     args = parser.parse_args()
     if args.epochs <= WARM_UP:
         parser.error(f"argument --epochs: {args.epochs} is not above {WARM_UP}, which warm up")
@@ -72,16 +72,14 @@ def parse_args(gpus):
 
 
 def count_gpus():
-    return torch.accelerator.device_count() if utils.find_devices() != ["cpu"] else 0
+    return torch.accelerator.device_count() if utils.find_device() != "cpu" else 0
 
 
 def jobs_of(args):
     """What a round consists of: name, processes and devices, and how to measure it."""
     jobs = {("single_gpu.py", 1, 1): partial(run, "single_gpu.py", 1, args, args.batch_size)}
-    if "dp.py" in args.scripts:  # it uses all GPUs that there are
-        n = count_gpus() or 1
-        jobs["dp.py" if n == 1 else f"dp.py on {n} GPUs", 1, n] = partial(
-            run, "dp.py", n, args, args.batch_size)
+    if "dp.py" in args.scripts and (n := count_gpus()):  # it uses all of them
+        jobs[f"dp.py on {n} GPUs", 1, n] = partial(run, "dp.py", n, args, args.batch_size)
     for script in SCRIPTS[2:]:
         for n in args.gpus if script in args.scripts else []:
             jobs[script, n, n] = partial(run, script, n, args, args.batch_size)

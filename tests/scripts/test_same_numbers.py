@@ -26,13 +26,13 @@ from utils import free_port
 
 
 def test_every_script_and_recipe_that_computes_the_same_trains_the_same_weights_with_one_to_six_processes():
-    """Where nothing comes out even: neither the 259 samples, nor the batches of 60 that fit, nor the 101 held-out samples."""
+    """Where nothing comes out even: one sample is missing for a fourth batch of 60, so that a repeated one would be seen."""
     ways = [("single_gpu.py", 1), ("dp.py", 1), *itertools.product(["multigpu_torchrun.py"], range(1, 7)),
             *itertools.product(["multigpu_spawn.py", "multinode.py"], [1, 3]),
             *itertools.product([f"recipes/{name}.py" for name in ("accumulate", "preempt", "profiler", "fsdp")], [2])]
     for number, (script, processes) in enumerate(way for way in ways if fits(way[1])):
         job = train(script, 2, "--batch-size", 60, "--checkpoint", f"{number}.pt", processes=processes,
-                    before=IN_FLOAT64 + little_data(259, 101))
+                    before=IN_FLOAT64 + little_data(239, 101))
         begin, *lines = job.stdout.splitlines()
         assert begin.startswith(f"processes: {processes}, device: ")  # rank 0 alone prints
         assert [line.split()[0] for line in lines] == ["epoch", "epoch", "saved"]
@@ -48,14 +48,16 @@ def test_started_side_by_side_by_the_commands_of_a_user_all_scripts_learn_alike_
     threads = "cat /proc/{0}/task/*/comm > {0}.threads"
     at_exit = f"import atexit, os\natexit.register(os.system, '{threads}'.format(os.getpid()))"
     jobs = [start(script, 8 if script == "single_gpu.py" else 2, before=at_exit) for script in SCRIPTS]
-    old_form = [sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2", f"--master_port={free_port()}"]
-    jobs.append(Job([*old_form, ROOT / "multigpu_torchrun.py", *options("", 2), 2, "--checkpoint", "launch.pt"]))
-    assert [job.wait() for job in jobs] == [0] * len(jobs), "\n".join(job.stderr for job in jobs)
-    one, *others = (figures(job.stdout) for job in jobs)
+    jobs.append(start("multigpu_spawn.py", 2, "--checkpoint", "second.pt"))  # it finds a port of its own
+    old_form = Job([sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2", f"--master_port={free_port()}",
+                    ROOT / "multigpu_torchrun.py", *options("", 2), 2, "--checkpoint", "launch.pt"])
+    together = [*jobs, old_form]
+    assert [job.wait() for job in together] == [0] * len(together), "\n".join(job.stderr for job in together)
+    one, *others = (figures(job.stdout) for job in together)
     assert one[1][1] < 20 and one[8][1] > 30  # it learns, and not at once
     for printed in others:
         check_close(printed, {epoch: one[epoch] for epoch in (1, 2)})
-    assert not any(job.stderr for job in jobs[:3])  # where torchrun has no part, torch warns of nothing
+    assert not any(job.stderr for job in jobs)  # torch warns of nothing
     found = [file.read_text() for file in Path().glob("*.threads")]
     assert len(found) > 10 and "gloo" not in "".join(found)
 

@@ -1,12 +1,13 @@
 """Finds out why training fails on a cluster (needs Linux and IPv4). Start it on each machine, with torchrun's options:
 python tools/check_cluster --nnodes=2 --nproc_per_node=4 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400
-or by Slurm: srun --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 python tools/check_cluster
+or by Slurm, with MASTER_ADDR and MASTER_PORT set as for multinode.py:
+srun --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 python tools/check_cluster
 The machine that hosts the rendezvous leads: it queries all processes and prints what it finds.
 """
 import argparse
-import functools
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import time
@@ -26,19 +27,22 @@ from torch.distributed.run import config_from_args, get_args_parser
 import utils
 
 
+def stop(message):
+    sys.exit(f"check_cluster: {message}")
+
+
 def parse_args():
     """Where all processes meet, and which of them start here: as torchrun has it, or Slurm."""
     parser = argparse.ArgumentParser(
         prog="python tools/check_cluster", description=__doc__, epilog="All other options are torchrun's: torchrun --help",
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.error = functools.partial(utils.stop, status=2)
-    parser.add_argument("--wait", type=utils.count, default=60, help="seconds for each step (default: 60)")
-    parser.add_argument("--device", choices=utils.find_devices(), help="default: what torch finds")
+    parser.add_argument("--wait", type=utils.positive, default=60, help="seconds for each step (default: 60)")
+    parser.add_argument("--device", choices=sorted({utils.find_device(), "cpu"}), help="default: what torch finds")
     args, torchruns = parser.parse_known_args()
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        utils.stop("start it by python instead of torchrun, with the same options", 1)
+        stop("start it by python instead of torchrun, with the same options")
     args.device_was_found = args.device is None
-    args.device = args.device or utils.find_devices()[0]
+    args.device = args.device or utils.find_device()
     args.backend = dist.get_default_backend_for_device(args.device)
     torchruns = get_args_parser().parse_args([*torchruns, __file__])
     torchruns.master_port = torchruns.master_port or 29500
@@ -49,18 +53,19 @@ def parse_args():
         args.machines, args.processes, rank, local_rank = (int(os.environ[f"SLURM_{name}"]) for name in (
             "STEP_NUM_NODES", "STEP_NUM_TASKS", "PROCID", "LOCALID"))
         args.leads, args.local_ranks = rank == 0, [local_rank]
-        args.host = os.environ.get("MASTER_ADDR") or utils.slurm_host()
-        args.port = 15000 + int(os.environ["SLURM_JOB_ID"]) % 15000
+        if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+            stop("set MASTER_ADDR and MASTER_PORT, as for multinode.py")
+        args.host, args.port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         return args
     args.host, args.port = rendezvous.parse_rendezvous_endpoint(config.rdzv_endpoint, 29400)
     if args.machines > 1 and (args.host == "localhost" or args.host.startswith("127.")):
-        utils.stop(f"--nnodes={args.machines} needs --rdzv-backend=c10d --rdzv-endpoint=HOST:29400: through {args.host}, each "
-                   "machine finds only itself", 1)
+        stop(f"--nnodes={args.machines} needs --rdzv-backend=c10d --rdzv-endpoint=HOST:29400: through {args.host}, each "
+             "machine finds only itself")
     for name in (args.host, HERE):  # torchrun looks up both
         try:
             socket.gethostbyname(name)
         except OSError as error:
-            utils.stop(f"{HERE} knows no IPv4 address of {name}: {error}", 1)
+            stop(f"{HERE} knows no IPv4 address of {name}: {error}")
     if torchruns.rdzv_backend == "static":
         args.leads = torchruns.node_rank == 0
     else:
@@ -72,13 +77,12 @@ def meeting_place(args):
     try:
         return socket.create_server(("", args.port), backlog=1024)
     except OSError as error:
-        utils.stop(f"{HERE} cannot use port {args.port}, where all processes are to meet: {error.strerror}. End what uses it, "
-                   "or choose another port on all machines", 1)
+        stop(f"{HERE} cannot use port {args.port}, where all processes are to meet: {error.strerror}. End what uses it, "
+             "or choose another port on all machines")
 
 
 if __name__ == "__main__":
-    utils.end_at_ctrl_c()
-    sys.argv[0] = "check_cluster"  # of lines that utils.stop prints
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C also ends a process inside a collective
     args = parse_args()
     server = meeting_place(args) if args.leads else None
     spawn = multiprocessing.get_context("spawn")

@@ -2,6 +2,7 @@
 import contextlib
 import hashlib
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -13,15 +14,13 @@ import torch
 import torch.distributed as dist
 from messages import HERE, receive, send
 
-import utils
-
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 2**24  # bytes of an all-reduce
 
 
 def follow(args, local_rank, told):
     """Do what is asked for, until it is told with which status all end."""
-    utils.end_at_ctrl_c()  # works even inside a collective
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     speaks = local_rank == args.local_ranks[0]  # for all of this machine
     leader = meet(args, speaks)
     listener = socket.create_server(("", 0), backlog=1024)  # other machines try to reach it

@@ -7,16 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch import ROOT, after, first, needs
+from launch import ROOT, after, needs
 
 CHECK = ROOT / "tools/check_cluster"
 FORKED = "import multiprocessing as m; context = m.get_context; m.get_context = lambda _: context('fork')\n"  # sooner
 UNSHARED = "unshare", "--uts", "sh", "-c"
 
 
+def meet_at(host):
+    return "--rdzv-backend=c10d", f"--rdzv-endpoint={host.name}:29400"
+
+
 def start(hosts, *options, **env):
     """The same line on each host, of which the first one keeps the rendezvous."""
-    return [host.start(sys.executable, CHECK, "--nnodes=2", *hosts[0].rendezvous.split(), *options, **first(FORKED), **env)
+    return [host.start(sys.executable, CHECK, "--nnodes=2", *meet_at(hosts[0]), *options, before=FORKED, **env)
             for host in hosts]
 
 
@@ -42,8 +46,8 @@ def test_three_machines_are_fine_where_they_are_slow_or_have_no_gpu(hosts):
     for host in hosts:
         host.run(*"tc qdisc add dev eth0 root tbf rate 400mbit burst 64k latency 500ms".split())
         as_debian_has_it(host)
-    line = [sys.executable, CHECK, "--nnodes=3", "--nproc-per-node=2", *a.rendezvous.split()]
-    env = {**first(FORKED), "GLOO_SOCKET_IFNAME": "eth0"}
+    line = [sys.executable, CHECK, "--nnodes=3", "--nproc-per-node=2", *meet_at(a)]
+    env = {"before": FORKED, "GLOO_SOCKET_IFNAME": "eth0"}
     jobs = [*(host.start(*line, **env) for host in hosts), b.start(*UNSHARED, 'hostname third && exec "$@"', "-", *line, **env)]
     end(jobs, 0, rf"ranks 2, 3 on {b.name}, {b.address}, device: cpu", f"within {a.name}: latency .* ms, bus bandwidth",
         f"^5. Fine, but training would use the CPU: torch sees no GPU on {a.name}, {b.name}, third",
@@ -57,9 +61,9 @@ def test_what_cannot_be_started_is_refused_at_once_in_one_line(hosts):
 
     refused("--nnodes=2 needs --rdzv-backend=c10d --rdzv-endpoint=HOST:29400: .* finds only itself")
     refused("start it by python instead of torchrun", TORCHELASTIC_RUN_ID="7")  # each process would check itself alone
-    refused(f"waited 1 s for the rendezvous machine, {hosts[1].name}:29400: ", "--wait=1", *hosts[1].rendezvous.split())
+    refused(f"waited 1 s for the rendezvous machine, {hosts[1].name}:29400: ", "--wait=1", *meet_at(hosts[1]))
     hosts[0].start(sys.executable, "-u", "-m", "http.server", "29400").wait_for("Serving")
-    refused(f"{hosts[0].name} cannot use port 29400, .*: Address already in use", *hosts[0].rendezvous.split())
+    refused(f"{hosts[0].name} cannot use port 29400, .*: Address already in use", *meet_at(hosts[0]))
 
 
 def test_what_differs_on_a_machine_is_named_with_the_processes_that_have_it_and_a_wrong_sum_too(hosts, folder):
@@ -68,10 +72,10 @@ def test_what_differs_on_a_machine_is_named_with_the_processes_that_have_it_and_
     other = shutil.copytree(ROOT, folder / "other", ignore=shutil.ignore_patterns(".*"))
     (other / "multinode.py").write_text("# mine")
     early = FORKED + "import time, torch.distributed; real_time = time.time; time.time = lambda: real_time() + 9\n"
-    wrong = first(early + after("torch.distributed.all_reduce", "given[0][5:6].add_(1)"))
+    wrong = early + after("torch.distributed.all_reduce", "given[0][5:6].add_(1)")
     line = ["--nnodes=2", f"--master_addr={a.address}", "--master_port=29500", "--device=cpu"]
-    jobs = [a.start(sys.executable, CHECK, "--node_rank=0", *line, **first(FORKED)),
-            b.start(sys.executable, other / "tools/check_cluster", "--node_rank=1", *line, OMP_NUM_THREADS="2", **wrong)]
+    jobs = [a.start(sys.executable, CHECK, "--node_rank=0", *line, before=FORKED),
+            b.start(sys.executable, other / "tools/check_cluster", "--node_rank=1", *line, OMP_NUM_THREADS="2", before=wrong)]
     end(jobs, 1, f"OMP_NUM_THREADS differs: 1 in rank 0 on {a.name} . 2 in rank 1 on {b.name}",
         rf"multinode.py differs: \w+ in rank 0 on {a.name} . \w+ in rank 1 on {b.name}",
         rf"the clock of {b.name} is \+\d+\.\d s from that of {a.name}",
@@ -111,5 +115,6 @@ def test_srun_starts_it_too_and_a_task_that_does_not_come_or_a_machine_that_does
         second, tasks, wait, fails, says, slurm):
     check = "python", CHECK, "--device=cpu", f"--wait={wait}"
     command = *UNSHARED, f'[ $SLURM_NODEID = 0 ] || {second}; exec "$@"', "-", *check
-    job = slurm[0].start("srun", "--nodes=2", f"--ntasks-per-node={tasks}", *command, **first(FORKED))
+    job = slurm[0].start("srun", "--nodes=2", f"--ntasks-per-node={tasks}", *command, before=FORKED,
+                         MASTER_ADDR=slurm[0].name, MASTER_PORT="29500")
     assert bool(job.wait()) == bool(fails) and says.format(slurm[0].name) in job.stdout, job.stdout + job.stderr

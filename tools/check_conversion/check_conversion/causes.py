@@ -44,6 +44,11 @@ class Evidence:
         return self.weights.differs(*self.both("new_weights")) or bool(other_options(self)) or (
             not alike and self.factor is not None)
 
+    @property
+    def rounding_decides(self):
+        apart = distance(*self.both("gradients"))
+        return self.weights.hidden_since or apart <= TIMES * self.pair.gradients[self.optimizer]
+
     @cached_property
     def factor(self):
         return factor_between(*self.both("gradients"))
@@ -168,8 +173,11 @@ def told(e):
     yield from clipped_apart(e)
     one, ours = e.both("old_weights")
     if not e.weights.hidden_since and e.weights.differs(one, ours):
+        seeds = [record and record.value for record in e.latest("seed")]
+        first = ("both scripts are seeded alike, but before the model is made one of them draws more random numbers"
+                 if seeds[0] == seeds[1] else "seed both scripts alike")
         yield LOAD_FIRST, (
-            f"it begins with different weights, most in {apart_in(e.names, one, ours)}: seed both scripts alike"
+            f"it begins with different weights, most in {apart_in(e.names, one, ours)}: {first}"
             if one == e.weights.start else
             "the weights differ before the step, although they agreed after the previous step")
     for cause in other_scores(e):
@@ -362,7 +370,7 @@ def other_numbers(e):
 def gradients(e):
     step, buffers = e.pair.first_buffers
     drawn = e.drawing or (e.pair.in_workers and e.drawn_values)  # then buffers follow from it
-    if step >= e.step - 1 and buffers and not drawn:  # what differed long before is no cause
+    if step >= e.step - 1 and buffers and not drawn and not e.rounding_decides:  # what differed long before is no cause
         yield SCRIPT, buffers
     yield from other_clipping(e)
     if e.factor is not None:
@@ -417,7 +425,7 @@ def weights(e):
         yield LOAD_FIRST, (f"{e.known}, and the gradients agree, but the optimizer's step does not: was its state "
                            f"loaded, as in {e.name}?")
     one, nudged = e.one.last("gradients"), e.nudged.last("gradients")
-    if e.weights.hidden_since or distance(*e.both("gradients")) <= TIMES * e.pair.gradients[e.optimizer]:
+    if e.rounding_decides:
         pairs = zip(e.names, of_tensors(one), of_tensors(nudged))
         where = few(name for name, a, b in pairs if distance(a, b) > LARGE * norm(a)) or "all of them"
         yield None, (f"from here on rounding alone moves the gradients of {e.name} as far, most in {where}, so smaller "

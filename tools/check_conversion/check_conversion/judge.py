@@ -78,17 +78,17 @@ def how_it_ended(original, converted):
     """A fault of the other run as a whole."""
     counts, error = [len(rank.steps) for rank in converted.ranks], own_error(converted.stderr)
     if converted.waits:
-        return Fault("Hangs", "\n  ".join(["it hangs:", *converted.waits]))
+        return Fault("Hangs and errors", "\n  ".join(["it hangs:", *converted.waits]))
     if {*counts} == {len(original.ranks[0].steps)} and re.search("terminate called without|SIGABRT", converted.stderr):
-        return Fault("The end of a run", "it aborts when it ends: import torch.distributed.nn before the process group "
+        return Fault("Hangs and errors", "it aborts when it ends: import torch.distributed.nn before the process group "
                      "is made, and del model before it is destroyed")
     if converted.status:
         gone = re.search("Connection (reset|closed)", error)
-        return Fault("Hangs" if gone else "Errors",
+        return Fault("Hangs and errors",
                      f"it fails after the ranks took {', '.join(map(str, counts)) or 0} steps: {error}"
                      + " (the rank that it waits for has ended)" * bool(gone))
     if converted.outlived and not original.outlived:
-        return Fault("The end of a run", "it leaves processes behind")
+        return Fault("Hangs and errors", "it leaves processes behind")
     if (idle := converted.idle) and idle != original.idle:
         return Fault("Training goes through DDP", f"rank {' and '.join(map(str, idle))} did not train: "
                      f"{len(idle) + len(counts)} processes were started, {len(counts)} trained")

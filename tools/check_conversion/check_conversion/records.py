@@ -87,6 +87,7 @@ KINDS = {
     "old_weights": "the weights: a sketch",
     "new_weights": "the weights: the last record of the step",
     # Of an optimizer, before its first step, and when it has more of them.
+    "seed": "torch's, when the optimizer is made",
     "parameters": "name: which optimizer, value: Parameters",
     # Of files.
     "wrote": "name: a file of the copy that was begun anew or renamed",

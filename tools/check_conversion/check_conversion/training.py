@@ -143,21 +143,25 @@ class Pair:
         one, nudged, *shares = (step.named("buffer") for step in (one, nudged, *shares))
         for rank, share in enumerate(shares[1:], 1):
             if names := self.other_buffers(shares[0], shares[0], share):
-                return k, (f"{names} differs between ranks 0 and {rank} in step {k}: DDP averages only gradients, so "
+                return k, (f"{names} between ranks 0 and {rank} in step {k}: DDP averages only gradients, so "
                            "each rank must compute it from the whole batch")
         names = self.other_buffers(one, nudged, shares[0])
-        return (k, f"{names} differs from that of {self.name} in step {k}") if names else (0, "")
+        return (k, f"{names} from that of {self.name} in step {k}") if names else (0, "")
 
     def other_buffers(self, one, nudged, other):
-        """Names of what differs, of each way two steps: model.encoder_k, not each of its weights."""
+        """What differs, in words, of each way two steps: model.encoder_k, not each of its weights."""
         without = {name.partition(".")[2] or name: buffer for name, buffer in other.items()}  # the variable's name
-        found = []
+        found = {}
         for name in one.keys() & nudged.keys():
             if theirs := other.get(name) or without.get(name.partition(".")[2] or name):
                 self.buffers[name].learn(one[name], nudged[name])
                 if self.buffers[name].differs(one[name], theirs):
-                    found.append(".".join(name.split(".")[:2]))
-        return few(sorted(found))
+                    found[name] = distance(one[name], theirs) / (norm(one[name]) or 1)
+        if not found:
+            return ""
+        where = few(sorted(".".join(name.split(".")[:2]) for name in found))
+        kept = "BatchNorm's running mean or variance in " * all(".running_" in name for name in found)
+        return f"{kept}{where} differs by up to {max(found.values()):.2g} of its norm"
 
 
 def epoch_length(process):

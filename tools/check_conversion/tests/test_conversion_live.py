@@ -93,6 +93,9 @@ LIVE = {  # status, what is said, and the two scripts
         of=MORE, after=[("plateau.step(total.item())", "plateau.step(total.item() + rank)")])),
     "logged figures of one rank": (1, "to stderr differently.*logged differently: .*Board: mean .*wandb: mean ", both(
         of=MORE, after=[(FIGURES, FIGURES.replace("total", "loss"))])),
+    "a pass over the data that draws random numbers before the model": (
+        1, NOT + "step 1: it begins with .*: both scripts are seeded alike, but before the model is made .*Load first", both(
+            before=[("model = ", "labels = torch.cat([y for _, y in loader])\nmodel = ")])),
     "targets of other samples, in a mapping": (1, NOT + r"step 1: Net 1.y\[\] is paired with other samples of", both(
         *TREE, after=[("        loss = model", "        y = y.flip(0)\n        loss = model")])),
     "gradients clipped to another norm": (1, NOT + "step 1: gradients are clipped to another norm: they are 2 times", both(

@@ -26,7 +26,7 @@ ONE_RANK = [("DDP(model)  #", "model  #"), (RESUME, f"""model = DDP(model)
     dist.broadcast_object_list(epochs_done)
     epochs_done, best = epochs_done[0], 0.0""")]
 CASES = {  # status, what is said, and the script
-    "that loads nothing": (1, NOT + " it starts afresh; the killed run has written waves_best.pt, waves.pt, and the restarted one has",
+    "that loads nothing": (1, NOT + " it starts afresh; the killed run has written waves_best.pt, waves.pt, and the restarted",
                            EPOCHS, changed(WAVES, ("if checkpoint is None", "if True"))),
     "whose ranks do not all load": (
         1, NOT + " the ranks begin with different weights: rank 0 with those of step 20, rank 1 with those of step 0", EPOCHS,

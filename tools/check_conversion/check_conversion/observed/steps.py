@@ -175,6 +175,11 @@ def options_of(optimizer):
     return found
 
 
+def note_optimizer(result, optimizer, *given, **options):
+    optimizers.add(optimizer)
+    note("seed", "", torch.initial_seed())
+
+
 def note_gradients(optimizer):
     parameters, options = parameters_of(optimizer), options_of(optimizer)
     gradients = sketch(one.grad for one in parameters)
@@ -232,7 +237,7 @@ def keep_first_buckets():
 def install():
     torch.nn.modules.module.register_module_forward_pre_hook(enter)
     torch.nn.modules.module.register_module_forward_hook(leave, with_kwargs=True, always_call=True)
-    on_call(Optimizer, "add_param_group", after=lambda result, optimizer, *_, **__: optimizers.add(optimizer))
+    on_call(Optimizer, "add_param_group", after=note_optimizer)
     on_call(torch.autograd, "backward", note_loss)
     for owner in (torch.nn.utils, torch.nn.utils.clip_grad):  # which have the same functions
         on_call(owner, "clip_grad_norm_", after=note_norm)
