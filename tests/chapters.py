@@ -7,8 +7,8 @@ from launch import ROOT, train
 
 CHAPTERS = {file: file.read_text() for file in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]}
 EXAMPLES = {  # and arguments that suit three processes
-    "waves": ["--epochs", "2"], "steps": ["--max-steps", "30", "--batch-size", "36"],
-    "contrastive": ["--epochs", "2"], "stream": ["--epochs", "1", "--samples", "961"]}
+    "waves": ["--epochs", "2"], "steps": ["--max-steps", "20", "--batch-size", "36"],
+    "contrastive": ["--epochs", "1"], "stream": ["--epochs", "1", "--samples", "961"]}
 IN_RANKS = """import copy
 import torch
 import torch.distributed as dist

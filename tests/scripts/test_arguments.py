@@ -1,6 +1,6 @@
 """An argument does what it says, or the run ends with words that say what is wrong, before anything is written."""
 import pytest
-from launch import figures, start, train
+from launch import LITTLE_DATA, SMALL, figures, start, train
 
 BAD = {  # script and arguments; what is said
     "single_gpu.py many": "argument total_epochs: invalid positive value: 'many'",
@@ -35,6 +35,10 @@ def test_a_bad_argument_ends_the_run_and_is_named_and_nothing_is_written(command
 def test_the_wrong_launcher_ends_the_run_with_the_right_command(script, variables, says, folder):
     job = train(script, 1, processes=0, status=1, **variables)
     assert says in job.stderr and "Traceback" not in job.stderr and job.stdout == "" and not list(folder.iterdir())
+
+
+def test_the_option_of_the_old_launcher_is_accepted():
+    assert figures(train("multigpu_torchrun.py", 1, "--local-rank=0", *SMALL, before=LITTLE_DATA).stdout)
 
 
 def test_what_is_wrong_stands_above_torchruns_summary():

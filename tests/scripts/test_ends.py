@@ -9,22 +9,24 @@ import torch
 from launch import LITTLE_DATA, RESTARTS, SMALL, after, figures, load, start, train
 
 
-@pytest.mark.parametrize("script", ["multigpu_spawn.py", "multigpu_torchrun.py"])
-def test_an_exception_in_one_rank_ends_all_and_is_shown(script):
-    job = start(script, 2, before=after("torch.optim.SGD.step", "torch.distributed.get_rank() == 1 and float('own words')"))
-    assert job.wait() == 1 and "ValueError: could not convert string to float: 'own words'" in job.stderr
+def test_an_exception_in_one_rank_ends_all_and_is_shown():
+    raises = after("torch.optim.SGD.step", "torch.distributed.get_rank() == 1 and float('own words')")
+    for job in [start(script, 2, before=raises) for script in ("multigpu_spawn.py", "multigpu_torchrun.py")]:
+        assert job.wait() == 1 and "ValueError: could not convert string to float: 'own words'" in job.stderr
 
 
-@pytest.mark.parametrize("script, workers, whom, what", [
-    ("single_gpu.py", 2, "starter", signal.SIGKILL),
-    ("multigpu_spawn.py", 0, "starter", signal.SIGKILL),
-    ("multigpu_torchrun.py", 1, "all", signal.SIGINT),
-    ("multigpu_torchrun.py", 1, "starter", signal.SIGTERM)])
-def test_a_signal_ends_every_process(script, workers, whom, what):
-    job = start(script, 1000, "--workers", workers)
-    job.wait_for(" 1/1000")
-    (os.killpg if whom == "all" else os.kill)(job.process.pid, what)
-    assert job.wait() != 0
+def test_a_signal_ends_every_process():
+    cases = [  # script, loader workers, who gets which signal
+        ("single_gpu.py", 2, os.kill, signal.SIGKILL),
+        ("multigpu_spawn.py", 0, os.kill, signal.SIGKILL),
+        ("multigpu_torchrun.py", 1, os.killpg, signal.SIGINT),  # all of them, as by Ctrl-C
+        ("multigpu_torchrun.py", 1, os.kill, signal.SIGTERM)]
+    jobs = [start(script, 1000, "--workers", workers, "--checkpoint", f"{number}.pt")
+            for number, (script, workers, *_) in enumerate(cases)]
+    for job, (_, _, kill, what) in zip(jobs, cases):
+        job.wait_for(" 1/1000")
+        kill(job.process.pid, what)
+    assert all(job.wait() for job in jobs)
 
 
 def test_ctrl_c_ends_a_rank_that_waits_for_another_in_a_collective():
@@ -67,10 +69,11 @@ def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint(script)
     assert load("run.pt")["epoch"] == job.stdout.count("saved") == 1
 
 
-def test_two_jobs_that_save_one_checkpoint_at_the_same_time_break_no_file():
+def test_two_jobs_on_one_machine_find_a_port_each_and_break_no_file_where_they_save_the_same_one():
     both_have_written = "len([name for name in os.listdir() if name.startswith('written.')]) == 2"
     meet = after("os.fsync", f"""open(f'written.{{os.getpid()}}', 'w') and
             [time.sleep(0.05) for _ in iter(lambda: {both_have_written}, True)]""")
-    jobs = [start("single_gpu.py", 1, *SMALL, "--checkpoint", "run.pt", before=LITTLE_DATA + meet) for _ in range(2)]
+    jobs = [start("multigpu_spawn.py", 1, *SMALL, "--checkpoint", "run.pt", processes=1, before=LITTLE_DATA + meet)
+            for _ in range(2)]
     assert [job.wait() for job in jobs] == [0, 0], jobs[0].stderr + jobs[1].stderr
     assert load("run.pt")["epoch"] == 1

@@ -1,28 +1,10 @@
 """The same command trains the same model in every script, at every world size."""
 import itertools
 import re
-import sys
 from pathlib import Path
 
 import torch
-from launch import (
-    IN_FLOAT64,
-    ROOT,
-    SCRIPTS,
-    Job,
-    after,
-    check_close,
-    check_equal,
-    figures,
-    fits,
-    little_data,
-    load,
-    options,
-    start,
-    train,
-)
-
-from utils import free_port
+from launch import IN_FLOAT64, SCRIPTS, after, check_close, check_equal, figures, fits, little_data, load, start, train
 
 
 def test_every_script_and_recipe_that_computes_the_same_trains_the_same_weights_with_one_to_six_processes():
@@ -48,12 +30,8 @@ def test_started_side_by_side_by_the_commands_of_a_user_all_scripts_learn_alike_
     threads = "cat /proc/{0}/task/*/comm > {0}.threads"
     at_exit = f"import atexit, os\natexit.register(os.system, '{threads}'.format(os.getpid()))"
     jobs = [start(script, 8 if script == "single_gpu.py" else 2, before=at_exit) for script in SCRIPTS]
-    jobs.append(start("multigpu_spawn.py", 2, "--checkpoint", "second.pt"))  # it finds a port of its own
-    old_form = Job([sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2", f"--master_port={free_port()}",
-                    ROOT / "multigpu_torchrun.py", *options("", 2), 2, "--checkpoint", "launch.pt"])
-    together = [*jobs, old_form]
-    assert [job.wait() for job in together] == [0] * len(together), "\n".join(job.stderr for job in together)
-    one, *others = (figures(job.stdout) for job in together)
+    assert [job.wait() for job in jobs] == [0] * len(jobs), "\n".join(job.stderr for job in jobs)
+    one, *others = (figures(job.stdout) for job in jobs)
     assert one[1][1] < 20 and one[8][1] > 30  # it learns, and not at once
     for printed in others:
         check_close(printed, {epoch: one[epoch] for epoch in (1, 2)})
