@@ -1,5 +1,4 @@
 """Two hosts on one machine, network namespaces with addresses, names and folders of their own; and a Slurm on them."""
-import contextlib
 import os
 import subprocess
 import time
@@ -8,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launch import EXACT, ROOT, SMALL, Job, figures, needs, train
+from launch import EXACT, SMALL, Job, needs, train
+from results import figures
 
 CABLE = """
 ip netns add $1
@@ -23,6 +23,7 @@ for host in $1 $2; do
     printf '127.0.0.1 localhost\n10.77.0.1 %s\n10.77.0.2 %s\n' $1 $2 > /etc/netns/$host/hosts
 done
 """
+END = "for host do ip netns pids $host | xargs -r kill -9; ip netns del $host; rm -rf /etc/netns/$host; done"
 CONF = """
 ClusterName=tests
 GresTypes=gpu
@@ -66,7 +67,8 @@ class Host:
         return subprocess.check_output(self.command(*words), text=True).strip()
 
 
-def two_hosts(folder):
+@pytest.fixture
+def hosts(folder):
     needs("ip")
     names = [f"{letter}{uuid.uuid4().hex[:8]}" for letter in "ab"]
     try:
@@ -77,53 +79,41 @@ def two_hosts(folder):
             host.folder.mkdir()
         yield hosts
     finally:
-        subprocess.run(["sh", "-c", "for name do rm -rf /etc/netns/$name; ip netns del $name; done", "-", *names])
+        subprocess.run(["sh", "-c", END, "-", *names])
 
 
-hosts = pytest.fixture(two_hosts)
-
-
-def torchrun(host, rendezvous, options, *arguments, **settings):
-    """multinode.py on a host, which meets the others on another one."""
-    line = ["torchrun", *options.split(), ROOT / "multinode.py", "--device", "cpu", *arguments]
-    return host.start(*line, PET_RDZV_BACKEND="c10d", PET_RDZV_ENDPOINT=rendezvous.name, **settings)
+@pytest.fixture
+def slurm(hosts, folder, monkeypatch):
+    """The two hosts, on which Slurm's commands work."""
+    needs("munged", "slurmctld", "slurmd", "srun")
+    (folder / "state").mkdir()
+    (folder / "munge.key").write_bytes(os.urandom(1024))
+    (folder / "munge.key").chmod(0o600)
+    (folder / "slurm.conf").write_text(CONF.format(a=hosts[0], b=hosts[1], folder=folder))
+    (folder / "gres.conf").write_text("".join(f"Name=gpu File=/dev/{device}\n" for device in ("null", "zero", "full")))
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    monkeypatch.setenv("SLURM_CONF", f"{folder}/slurm.conf")
+    daemons = []
+    try:
+        for daemon in (MUNGED.split(), hosts[0].command("slurmctld", "-D"),
+                       *(host.command("slurmd", "-D", "-N", host.name) for host in hosts)):
+            daemons.append(subprocess.Popen(daemon, cwd=folder, stderr=subprocess.DEVNULL, start_new_session=True))
+            while not (folder / "munge.socket").exists():
+                assert daemons[0].poll() is None
+        while hosts[0].run("sh", "-c", "sinfo --noheader --format=%T || true") != "idle":
+            time.sleep(0.2)
+        yield hosts
+    finally:
+        for process in reversed(daemons):
+            process.terminate()
+            process.wait()
 
 
 def end(jobs):
     """What the first one printed, once all have ended well."""
-    assert [job.wait() for job in jobs] == [0] * len(jobs), "\n".join(job.stdout + job.stderr for job in jobs)
+    assert [job.wait() for job in jobs] == [0] * len(jobs)
     return figures(jobs[0].stdout)
 
 
 def on_one_device(epochs):
     return figures(train("single_gpu.py", epochs, *SMALL, before=EXACT).stdout)
-
-
-@pytest.fixture(scope="session")
-def slurm(tmp_path_factory):
-    """Two hosts, on which its commands work."""
-    needs("munged", "slurmctld", "slurmd", "srun")
-    folder = tmp_path_factory.mktemp("slurm")
-    with contextlib.contextmanager(two_hosts)(folder) as hosts, pytest.MonkeyPatch.context() as patch:
-        (folder / "state").mkdir()
-        (folder / "munge.key").write_bytes(os.urandom(1024))
-        (folder / "munge.key").chmod(0o600)
-        (folder / "slurm.conf").write_text(CONF.format(a=hosts[0], b=hosts[1], folder=folder))
-        devices = "null", "zero", "full"  # of which torch knows nothing
-        (folder / "gres.conf").write_text("".join(f"Name=gpu File=/dev/{device}\n" for device in devices))
-        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        patch.setenv("SLURM_CONF", f"{folder}/slurm.conf")
-        daemons = []
-        try:
-            for daemon in (MUNGED.split(), hosts[0].command("slurmctld", "-D"),
-                           *(host.command("slurmd", "-D", "-N", host.name) for host in hosts)):
-                daemons.append(subprocess.Popen(daemon, cwd=folder, stderr=subprocess.DEVNULL, start_new_session=True))
-                while not (folder / "munge.socket").exists():
-                    assert daemons[0].poll() is None
-            while hosts[0].run("sh", "-c", "sinfo --noheader --format=%T || true") != "idle":
-                time.sleep(0.2)
-            yield hosts
-        finally:
-            for process in reversed(daemons):
-                process.terminate()
-                process.wait()

@@ -3,26 +3,17 @@ import shutil
 import time
 from pathlib import Path
 
-import pytest
 from hosts import end, on_one_device
-from launch import EXACT, ROOT, SMALL, figures, hold, load
+from launch import EXACT, ROOT, SMALL, after
+from results import figures, load
 
 # In its second epoch a job waits, so that there is something left to train, until the test has touched `go`.
-WAITS = "open('waits.' + Path(sys.argv[0]).stem, 'w') and signal.sigpending() or os.path.exists('go')"
-HELD = ("import sys\nfrom pathlib import Path\ncalls = []\n"
-        + hold("torch.optim.SGD.step", "calls.append(0) or len(calls) != 8", WAITS))
-
-
-@pytest.fixture(autouse=True)
-def scripts(folder, slurm, monkeypatch):
-    """The scripts in a folder that all nodes see, which is also where jobs write; of jobs that are left none goes on."""
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "*.pt"), dirs_exist_ok=True)
-    slurm[0].folder = folder
-    (folder / "sitecustomize.py").write_text(EXACT + HELD)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    yield
-    slurm[0].run("scancel", "--user=root")
-    print(*(output.read_text() for output in folder.glob("*.out")))  # which pytest shows where a test has failed
+WAITS = "import sys\nfrom pathlib import Path\n" + after("torch.optim.SGD.step", """
+    if call == 8:
+        Path("waits." + Path(sys.argv[0]).stem).touch()
+        while not (signal.sigpending() or os.path.exists("go")):
+            time.sleep(0.05)
+""")
 
 
 def wait_for(host, job, wanted):
@@ -31,9 +22,12 @@ def wait_for(host, job, wanted):
         time.sleep(0.1)
 
 
-def test_batch_jobs_go_on_after_the_time_limit_and_after_preemption_and_srun_starts_the_script_itself(slurm):
-    """A recipe goes on at the step where it was."""
+def test_batch_jobs_go_on_after_the_time_limit_and_after_preemption_and_srun_starts_the_script_itself(slurm, folder, monkeypatch):
+    """A recipe goes on at the step where it was. Both nodes see the folder of the scripts, to which the jobs write."""
     host, other = slurm
+    host.folder = shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "*.pt"), dirs_exist_ok=True)
+    (folder / "sitecustomize.py").write_text(EXACT + WAITS)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
     lines = {"multinode": "--nodes=2 --gpus-per-node=1 multinode.sbatch multinode.py",
              "preempt": f"--nodelist={other.name} --gpus-per-node=2 multinode.sbatch -m recipes.preempt"}  # for one machine
     multinode, preempt = jobs = [host.run(*f"sbatch --parsable --cpus-per-task=3 {line} 3 1 --device cpu".split(), *SMALL)

@@ -1,28 +1,31 @@
 """What only an accelerator can show. All else runs there too: python -m pytest --device cuda tests/scripts tests/recipes"""
 import pytest
 import torch
-from launch import SCRIPTS, check_close, figures, load, train
+from launch import ROOT, SCRIPTS, WITHOUT_LAUNCHER, run
+from results import check_close, figures, load
 
 pytestmark = pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
 
 
+def train(script, *arguments, **settings):
+    """On the device that the script finds, in one process."""
+    one = ["-g", 1] if script == "multigpu_spawn.py" else []
+    return run(ROOT / script, *arguments, *one, processes=0 if script in WITHOUT_LAUNCHER else 1, **settings)
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_finds_the_gpu_by_itself_and_its_checkpoint_goes_on_on_the_cpu(script):
-    spawn = ["-g", 1] if script == "multigpu_spawn.py" else []
-    job = train(script, 1, *spawn, processes=1, device=False)
+    job = train(script, 1, "--checkpoint", "run.pt")
     device = torch.accelerator.current_accelerator().type
     assert f"processes: 1, device: {device}" in job.stdout and job.stderr == ""
     on_cpu = "single_gpu.py" if script == "dp.py" else script  # DataParallel takes the GPUs that it finds
-    checkpoint = script.replace(".py", ".pt")
-    resumed = train(on_cpu, 2, *spawn, "--device", "cpu", "--checkpoint", checkpoint, processes=1, device=False)
-    assert list(figures(resumed.stdout)) == [2]
+    assert list(figures(train(on_cpu, 2, "--device", "cpu", "--checkpoint", "run.pt").stdout)) == [2]
 
 
 @pytest.mark.skipif(torch.accelerator.device_count() < 2, reason="needs a GPU for each of two processes")
 def test_batch_norm_is_over_the_batch_of_both_processes():
-    options = 1, "--model", "resnet18"
-    one = train("single_gpu.py", *options, device=False)
-    two = train("multigpu_torchrun.py", *options, device=False)
+    one = train("single_gpu.py", 1, "--model", "resnet18")
+    two = run(ROOT / "multigpu_torchrun.py", 1, "--model", "resnet18")
     check_close(figures(two.stdout), figures(one.stdout), loss=5e-2, accuracy=100)
     saved = [load(f"{name}.pt")["model"]["bn1.running_mean"] for name in ("single_gpu", "multigpu_torchrun")]
     torch.testing.assert_close(*saved, rtol=1e-2, atol=1e-3)
@@ -47,4 +50,4 @@ DataLoader.__iter__ = watched
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that CUDA or ROCm drives")
 @pytest.mark.parametrize("script", ["single_gpu.py", "multigpu_torchrun.py", "recipes/loop.py"])
 def test_no_step_waits_for_the_device(script):
-    train(script, 2, processes=1, device=False, before=WATCHES)
+    train(script, 2, before=WATCHES)

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import LITTLE_DATA, RESTARTS, SMALL, after, figures, load, start, train
+from launch import LITTLE_DATA, SMALL, after, hold, start, train
+from results import figures, load
 
 
-def test_an_exception_in_one_rank_ends_all_and_is_shown():
-    raises = after("torch.optim.SGD.step", "torch.distributed.get_rank() == 1 and float('own words')")
+def test_an_exception_in_one_rank_ends_all_and_is_shown_above_torchruns_summary():
+    raises = after("torch.optim.SGD.step", "assert torch.distributed.get_rank() == 0, 'own words'")
     for job in [start(script, 2, before=raises) for script in ("multigpu_spawn.py", "multigpu_torchrun.py")]:
-        assert job.wait() == 1 and "ValueError: could not convert string to float: 'own words'" in job.stderr
+        assert job.wait() == 1 and "AssertionError: own words" in job.stderr.partition("FAILED")[0]
 
 
 def test_a_signal_ends_every_process():
@@ -30,50 +31,49 @@ def test_a_signal_ends_every_process():
 
 
 def test_ctrl_c_ends_a_rank_that_waits_for_another_in_a_collective():
-    stops = """torch.distributed.get_rank() == 1 and os.kill(os.getpid(), signal.SIGSTOP)
-            or print(os.getpid(), 'waits', flush=True)"""
-    job = start("multigpu_spawn.py", 1, before=after("torch.optim.SGD.step", stops))
-    job.wait_for(" waits")  # for rank 1, which stops itself
+    job = start("multigpu_spawn.py", 1, before=after("torch.optim.SGD.step", """
+        if torch.distributed.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        print(os.getpid(), "waits", flush=True)
+    """))
+    job.wait_for(" waits")
     waiting = int(re.search(r"(\d+) waits", job.stdout)[1])
-    sleeping = Path(f"/proc/{waiting}/stat")
-    job.until(lambda: sleeping.read_text().split()[2] == "S", "it did not get to the collective")
+    state = Path(f"/proc/{waiting}/stat")
+    job.until(lambda: state.read_text().split()[2] == "S", "it did not get to the collective")
     os.killpg(job.process.pid, signal.SIGINT)
     job.until(lambda: waiting not in job.processes(), "it did not end")
 
 
-def test_a_killed_worker_costs_no_bit_under_torchrun_with_restarts():
-    options = "multigpu_torchrun.py", 4, 2, *SMALL
-    rank_1_is_killed = "steps = []\n" + after("torch.optim.SGD.step", """
-            os.environ.get("RANK") == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and
-            steps.append(0) or len(steps) == 13 and os.kill(os.getpid(), signal.SIGKILL)""")
-    job = start(*options, torchrun=["--max-restarts=3"], before=LITTLE_DATA + rank_1_is_killed, **RESTARTS)
-    assert job.wait() == 0, job.stderr
-    assert "multigpu_torchrun.pt: 2 of 4 epochs done" in job.stdout
-    undisturbed = train(*options, "--checkpoint", "undisturbed.pt", before=LITTLE_DATA)
+def test_a_killed_rank_costs_no_bit_under_torchrun_with_restarts():
+    line = "multigpu_torchrun.py", 4, 2, *SMALL
+    rank_1_is_killed = after("torch.optim.SGD.step", """
+        if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], call) == ("1", "0", 13):
+            os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    job = start(*line, before=LITTLE_DATA + rank_1_is_killed, PET_MAX_RESTARTS="3", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    assert job.wait() == 0 and "multigpu_torchrun.pt: 2 of 4 epochs done" in job.stdout
+    undisturbed = train(*line, "--checkpoint", "undisturbed.pt", before=LITTLE_DATA)
     assert figures(job.stdout) == figures(undisturbed.stdout)
     torch.testing.assert_close(load("multigpu_torchrun.pt"), load("undisturbed.pt"), rtol=0, atol=0)
 
 
-def test_a_kill_while_saving_leaves_the_old_checkpoint_whole():
-    dies_at_the_second = after("os.fsync", "os.path.exists('single_gpu.pt') and os.kill(os.getpid(), 9)")
-    job = train("single_gpu.py", 3, 1, *SMALL, status=-9, before=LITTLE_DATA + dies_at_the_second)
-    assert "saved" in job.stdout and load("single_gpu.pt")["epoch"] == 1
+@pytest.mark.parametrize("script, writes", [
+    ("single_gpu.py", "os.fsync"), ("recipes/large.py", "torch.distributed.checkpoint.FileSystemWriter.write_data")])
+def test_a_kill_while_saving_leaves_the_checkpoint_before(script, writes):
+    line = script, 3, 1, *SMALL, "--checkpoint", "run.pt"
+    dies_at_the_second = after(writes, "if os.path.exists('run.pt'): os.kill(os.getpid(), signal.SIGKILL)")
+    train(*line, status=-9, before=LITTLE_DATA + "import torch.distributed.checkpoint\n" + dies_at_the_second)
+    assert "run.pt: 1 of 3 epochs done" in train(*line, before=LITTLE_DATA).stdout
 
 
-@pytest.mark.parametrize("script", ["single_gpu.py", "multigpu_torchrun.py"])
-def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_last_checkpoint(script):
+def test_a_disk_that_fills_up_ends_the_run_and_leaves_the_checkpoint_before():
     """Once the first epoch is saved, no file may exceed 100 KiB."""
-    fills_up = "import resource\n" + after("os.replace", "resource.setrlimit(resource.RLIMIT_FSIZE, (100 * 1024, 100 * 1024))")
-    job = train(script, 1000, 1, *SMALL, "--checkpoint", "run.pt", status=1, before=LITTLE_DATA + fills_up)
-    assert "OSError: [Errno 27] File too large" in job.stderr
-    assert load("run.pt")["epoch"] == job.stdout.count("saved") == 1
+    fills_up = "import resource\n" + after("os.replace", "resource.setrlimit(resource.RLIMIT_FSIZE, (102400, 102400))")
+    job = train("multigpu_torchrun.py", 3, 1, *SMALL, status=1, before=LITTLE_DATA + fills_up)
+    assert "OSError: [Errno 27] File too large" in job.stderr and load("multigpu_torchrun.pt")["epoch"] == 1
 
 
 def test_two_jobs_on_one_machine_find_a_port_each_and_break_no_file_where_they_save_the_same_one():
-    both_have_written = "len([name for name in os.listdir() if name.startswith('written.')]) == 2"
-    meet = after("os.fsync", f"""open(f'written.{{os.getpid()}}', 'w') and
-            [time.sleep(0.05) for _ in iter(lambda: {both_have_written}, True)]""")
-    jobs = [start("multigpu_spawn.py", 1, *SMALL, "--checkpoint", "run.pt", processes=1, before=LITTLE_DATA + meet)
-            for _ in range(2)]
-    assert [job.wait() for job in jobs] == [0, 0], jobs[0].stderr + jobs[1].stderr
-    assert load("run.pt")["epoch"] == 1
+    both_have_written = after("os.fsync", "log('written')") + hold("os.fsync", until="open('log.0').read().count('written') == 2")
+    jobs = [start("multigpu_spawn.py", 1, *SMALL, processes=1, before=LITTLE_DATA + both_have_written) for _ in range(2)]
+    assert [job.wait() for job in jobs] == [0, 0] and load("multigpu_spawn.pt")["epoch"] == 1

@@ -11,31 +11,29 @@ LINES = {"single_gpu.py": 63, "dp.py": 64, "multigpu_torchrun.py": 98, "multigpu
 CHANGED = {"dp.py": 5, "multigpu_torchrun.py": 59, "multigpu_spawn.py": 35, "multinode.py": 14}
 ARROWS = [*BASES.items(), *((recipe, "recipes/fsdp.py" if recipe == "recipes/large.py" else "multigpu_torchrun.py")
                             for recipe in RECIPES)]
+EXAMPLES = [f"examples/{file.name}" for file in ROOT.glob("examples/*_ddp.py")]
 
 
 def read(script):
     return (ROOT / script).read_text()
 
 
-def functions(script):
-    return {part.name: ast.get_source_segment(read(script), part) for part in ast.parse(read(script)).body
-            if isinstance(part, ast.FunctionDef)}
-
-
 def test_what_a_launch_style_does_not_change_is_the_same_to_the_byte():
-    for name, scripts in {"train_epoch": SCRIPTS, "evaluate": SCRIPTS, "ddp_setup": SCRIPTS[2:],
-                          "main": ["multigpu_torchrun.py", "multigpu_spawn.py"]}.items():
-        assert len({functions(script)[name] for script in scripts}) == 1, name
+    def function(name, script):
+        found, = (part for part in ast.parse(read(script)).body if getattr(part, "name", "") == name)
+        return ast.get_source_segment(read(script), found)
+
+    for name, scripts in [("train_epoch", SCRIPTS), ("evaluate", SCRIPTS), ("ddp_setup", SCRIPTS[2:]), ("ddp_setup", EXAMPLES),
+                          ("main", ["multigpu_torchrun.py", "multigpu_spawn.py"])]:
+        assert len({function(name, script) for script in scripts}) == 1, name
 
 
 @pytest.mark.parametrize("script, base", ARROWS)
-def test_no_line_that_two_scripts_share_is_moved_or_reformatted_and_few_are_changed(script, base):
+def test_no_line_that_two_scripts_share_is_moved_and_few_are_changed(script, base):
     diff = subprocess.run(["diff", ROOT / base, ROOT / script], capture_output=True, text=True).stdout
     changed = re.findall(r"^([<>]) (.*)$", diff, re.MULTILINE)
     gone, come = ({line for side, line in changed if side == sign} - {""} for sign in "<>")
     assert gone & come <= {"    dist.destroy_process_group()"}  # lines that have moved; this one into multigpu_spawn.py's `run`
-    before, after = ({"".join(line.split()): line.strip() for line in lines} for lines in (gone, come))
-    assert all(before[line] == after[line] for line in before.keys() & after.keys())  # by spaces only the indentation may differ
     assert len(changed) <= CHANGED.get(script, 60)
 
 
@@ -43,16 +41,12 @@ def test_no_line_that_two_scripts_share_is_moved_or_reformatted_and_few_are_chan
 def test_a_script_is_short_and_narrow_and_reads_in_the_order_in_which_it_runs_on_any_device(script):
     text = read(script)
     assert len(text.splitlines()) <= LINES.get(script, 160) and max(map(len, text.splitlines())) <= 100
-    order = re.findall(r"^(?:(?:def|class) (\w+)|if __name__)", text, flags=re.MULTILINE)
-    setup = ["ddp_setup"] if "init_process_group" in text else []
-    run = ["run"] if "mp.spawn" in text else []
-    assert order == [*setup, "train_epoch", "evaluate", "main", *run, ""]
-    assert not re.search(r"\"cuda|xpu|\"nccl", text)
+    defined = re.findall(r"^(?:def|class) (\w+)", text, re.MULTILINE)
+    assert defined == [name for name in ("ddp_setup", "train_epoch", "evaluate", "main", "run") if name in defined]
+    assert not re.search('"cuda|xpu|"nccl', text)
 
 
 def test_utils_is_short_and_hides_nothing_that_a_launch_style_does():
-    text = re.sub(r"import torch.distributed.nn .*", "", read("utils.py"))
+    text = read("utils.py").replace("import torch.distributed.nn ", "").replace("torch.distributed.launch", "")
     assert len(text.splitlines()) <= LINES["utils.py"]
-    for word in ("distributed", "Distributed", "DataParallel", "SyncBatchNorm", "process_group", "all_reduce", "barrier",
-                 "all_gather", "broadcast", "set_epoch", "set_device", "mp.spawn", ".module"):
-        assert word not in text.replace("torch.distributed.launch", ""), word
+    assert not re.search(r"[Dd]istributed|Parallel|SyncBatchNorm|all_|barrier|broadcast|set_epoch|set_device|mp\.|\.module", text)

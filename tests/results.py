@@ -1,0 +1,26 @@
+"""What runs printed and saved, read and compared."""
+import re
+
+import pytest
+import torch
+
+
+def figures(text):
+    """Loss and accuracy (in percent) of each epoch that was printed."""
+    found = re.findall(r"epoch +(\d+)/\d+ \| loss (\S+) \| accuracy (\S+)% \| \S+ samples/s \| \d+:\d\d left", text)
+    return {int(epoch): (float(loss), float(accuracy)) for epoch, loss, accuracy in found}
+
+
+def check_close(printed, expected, loss=1e-3, accuracy=100 / 509 + 0.01):  # one sample, rounded; 100: not compared
+    assert printed.keys() == expected.keys() != set()
+    for epoch in printed:
+        assert printed[epoch] == (pytest.approx(expected[epoch][0], abs=loss), pytest.approx(expected[epoch][1], abs=accuracy))
+
+
+def load(path):
+    return torch.load(path, weights_only=True, map_location="cpu")
+
+
+def check_equal(path, expected):
+    """The weights in two files, where all was done in float64."""
+    torch.testing.assert_close(load(path)["model"], load(expected)["model"], rtol=0, atol=1e-12)
