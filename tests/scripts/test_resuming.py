@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import EXACT, LITTLE_DATA, ROOT, SCRIPTS, SMALL, WITHOUT_LAUNCHER, needs, train
+from launch import EXACT, LITTLE_DATA, ROOT, SCRIPTS, SMALL, WITHOUT_LAUNCHER, train
 from results import check_equal, figures, load
 from runs import check_resuming
 
@@ -23,11 +23,9 @@ def test_each_script_goes_on_where_another_stopped_with_another_number_of_proces
     check_equal("made/relay.pt", "single_gpu.pt")
 
 
-# Of the recipes, those that save or load otherwise than their base, or wrap the model otherwise.
-@pytest.mark.parametrize("script", [*SCRIPTS, *(f"recipes/{name}.py" for name in "compile fsdp large loop preempt".split())])
+# Of the recipes, those that save or load otherwise than their base.
+@pytest.mark.parametrize("script", [*SCRIPTS, *(f"recipes/{name}.py" for name in "fsdp large loop preempt".split())])
 def test_a_killed_run_goes_on_as_if_it_had_never_stopped(script):
-    if script == "recipes/compile.py":
-        needs("g++")
     spawn = ["-g", 2] if script == "multigpu_spawn.py" else []
     status, said = check_resuming((ROOT / script).read_text(), 3, 1, *SMALL, *spawn, name=script,
                                   before=LITTLE_DATA, processes=0 if script in WITHOUT_LAUNCHER else 2)
