@@ -5,6 +5,8 @@ import os
 import runpy
 import signal
 import sys
+import time
+from pathlib import Path
 
 import torch
 import torch._dynamo
@@ -15,6 +17,17 @@ from jobs import ROOT, SECONDS
 import utils
 
 forks = multiprocessing.get_context("fork")
+
+
+def let_threads_rest():
+    """Before Python 3.11.10, a fork hangs if a thread of gloo takes up Python meanwhile (python/cpython#112275)."""
+    others = [task for task in Path("/proc/self/task").glob("*/stat") if task.parent.name != str(os.getpid())]
+    with contextlib.suppress(OSError):  # one has ended
+        while any(") R " in task.read_text() for task in others):
+            time.sleep(0.001)
+
+
+os.register_at_fork(before=let_threads_rest)
 
 
 def be_rank(file, arguments, folder, output, before, environment):
