@@ -97,13 +97,12 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         ([at(12, [1], new_weights=times(1.1))], 1, NOT + "step 12: ranks 0 and 1 have different weights"),
         ([at(7, new_weights=times(NAN))], 1, NOT + "step 7: "),
         ([at(2, new_weights=times(1.01))], 1, NOT + "step 2: .*gradients agree, but the optimizer's")],
-    "samples, losses, gradients, random numbers, learning rates and other options": [
+    "samples, losses, gradients, buffers, random numbers, learning rates and other options": [
         ([at(1, new_weights=times(1.01), gradients=times(0))], 1, NOT + "step 1: there are no gradients"),
         ([noted("norm", *(("", one) for one in (1., 1., 1., 2.)), step=1)], 1, "before they are averaged, at norms of 1, 2"),
         ([at(7, [1], options=rate(0.02))], 1, NOT + "step 7: ranks 0 and 1 have different .*: lr 0.02"),
         ([noted("drew", ("torch", (1, True)), ("torch", (2, True)), step=1)], 2, UNKNOWN + (
-            r"train.py draws different random numbers in each run \(step 1: by torch\)"))],
-    "buffers, and modules that no optimizer holds": [
+            r"train.py draws different random numbers in each run \(step 1: by torch\)")),
         ([noted("buffer", None, None, KEYS, KEYS, step=2), OTHERWISE], 1, (
             r"keys differs by up to \S+ of its norm from that of train.py in step 2")),
         ([noted("buffer", None, None, None, KEYS, step=2), OTHERWISE], 1, (
@@ -122,10 +121,10 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         ([text("loss 0.5\n" * 2, "loss 0.5\n" * 4)], 1, ".*printed 4 times instead of 2: loss 0.5. See"),
         ([text("loss 0.5", "done")], 1, "not printed by train_ddp.py in these words: loss 0.5. See"),
         ([text("acc 91.4%\nbest: 0.9", "acc 91.3%\nbest: None")], 1, "acc 91.3% .*best: None"),
-        ([text("loss 0.5\nval loss 0.6", "rank 0: loss 0.5 (2 ranks)\nval loss 0.6")], 0, "2 of 2 lines")],
-    "progress bars of `tqdm`": [
-        ([text("9/9", "8/9", stream="bars")], 1, "bars differently: train.py: 9/9 train_ddp.py: 8/9")],
-    "figures for TensorBoard, tensorboardX and W&B": [
+        ([text("loss 0.5\nval loss 0.6", "rank 0: loss 0.5 (2 ranks)\nval loss 0.6")], 0, "2 of 2 lines"),
+        ([end(stderr="loss 0.7")], 0, "^(?!.*0.7)" + SAME[1:])],  # by a package
+    "progress bars of `tqdm`; figures for TensorBoard, tensorboardX and W&B": [
+        ([text("9/9", "8/9", stream="bars")], 1, "bars differently: train.py: 9/9 train_ddp.py: 8/9"),
         ([text("loss 1.0", "loss 1.0\n" * 2, stream="logged")], 1, "logged 2 times instead of 1: loss 1.0"),
         ([text("loss 1.0 for step 1", "loss 1.0 for step 2", stream="logged")], 1, "loss 1.0 for step 2")],
     "files, as they lie there when the run has ended": [
@@ -176,8 +175,7 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
           noted("buffer", None, None, KEYS, KEYS, step=3)], 2, UNKNOWN + (  # then BatchNorm's statistics part too
             "step 3: from here on rounding alone moves the gradients of train.py as far, most in 0.weight")),
         ([at(1, [0], 0, new_weights=times(NAN)), at(1, new_weights=times(NAN))], 2, UNKNOWN + (
-            "step 1: the weights of both scripts"))],
-    "what packages write to stderr": [([end(stderr="loss 0.7")], 0, "^(?!.*0.7)" + SAME[1:])]}
+            "step 1: the weights of both scripts"))]}
 
 
 def test_each_row_of_readmes_lists_is_held():
