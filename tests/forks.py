@@ -19,15 +19,15 @@ import utils
 forks = multiprocessing.get_context("fork")
 
 
-def let_threads_rest():
+def let_gloo_rest():
     """Before Python 3.11.10, a fork hangs if a thread of gloo takes up Python meanwhile (python/cpython#112275)."""
-    others = [task for task in Path("/proc/self/task").glob("*/stat") if task.parent.name != str(os.getpid())]
+    threads = [*Path("/proc/self/task").glob("*/stat")]
     with contextlib.suppress(OSError):  # one has ended
-        while any(") R " in task.read_text() for task in others):
+        while any("(pt_gloo_runloop) R " in thread.read_text() for thread in threads):
             time.sleep(0.001)
 
 
-os.register_at_fork(before=let_threads_rest)
+os.register_at_fork(before=let_gloo_rest)
 
 
 def be_rank(file, arguments, folder, output, before, environment):
