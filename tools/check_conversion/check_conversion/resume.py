@@ -263,4 +263,4 @@ def judge(unbroken, killed, restarted, step):
     first = "NOT THE SAME RUN" if faults else "a killed run goes on as if it had never stopped"
     varying = few([name for part in parts for name in part.varying], 1)
     return say([f"{first}: {where}"], faults, parts,
-               [f"times, and what is printed at each start, are not compared: {varying}"] * bool(varying))
+               [f"times, what differs in each run, and what each start prints are not compared: {varying}"] * bool(varying))

@@ -123,8 +123,9 @@ ROWS = {  # of README's lists: what becomes of the runs, and status and words of
         ([text("acc 91.4%\nbest: 0.9", "acc 91.3%\nbest: None")], 1, "acc 91.3% .*best: None"),
         ([text("loss 0.5\nval loss 0.6", "rank 0: loss 0.5 (2 ranks)\nval loss 0.6")], 0, "2 of 2 lines"),
         ([end(stderr="loss 0.7")], 0, "^(?!.*0.7)" + SAME[1:])],  # by a package
-    "progress bars of `tqdm`; figures for TensorBoard, tensorboardX and W&B": [
-        ([text("9/9", "8/9", stream="bars")], 1, "bars differently: train.py: 9/9 train_ddp.py: 8/9"),
+    "progress bars of `tqdm`": [
+        ([text("9/9", "8/9", stream="bars")], 1, "bars differently: train.py: 9/9 train_ddp.py: 8/9")],
+    "figures for TensorBoard, tensorboardX and W&B": [
         ([text("loss 1.0", "loss 1.0\n" * 2, stream="logged")], 1, "logged 2 times instead of 1: loss 1.0"),
         ([text("loss 1.0 for step 1", "loss 1.0 for step 2", stream="logged")], 1, "loss 1.0 for step 2")],
     "files, as they lie there when the run has ended": [

@@ -66,5 +66,6 @@ def test_the_command_kills_what_a_launcher_would_start_again():
     assert found.returncode == 0 and re.match(
         "a killed run goes on as if it had never stopped: killed at step 21 of 40, resumed from step 20\n"
         "printed: 4 of 4 lines the same\nwritten: 3 of 3 files the same: log.csv, waves.pt, waves_best.pt\n"
-        r"times, and what is printed at each start, are not compared: \d+\.\d\d s \| epoch", found.stdout), found
+        r"times, what differs in each run, and what each start prints are not compared: \d+\.\d\d s \| epoch",
+        found.stdout), found
     assert os.listdir() == ["train_ddp.py"]
