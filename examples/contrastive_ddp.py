@@ -34,7 +34,7 @@ def load_data(samples, seed):
     return TensorDataset(waves, words)
 
 
-class Gather(torch.autograd.Function):  # torch's version: missing in 2.10, deprecated in 2.15
+class Gather(torch.autograd.Function):  # torch.distributed.nn's all_gather is deprecated
     @staticmethod
     def forward(ctx, mine):
         parts = mine.new_empty(dist.get_world_size(), *mine.shape)

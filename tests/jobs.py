@@ -1,7 +1,6 @@
 """Commands started as a user starts them, and followed until none of their processes is left."""
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -30,11 +29,6 @@ def folder(tmp_path, monkeypatch):
         print(job.stdout, job.stderr)  # which pytest shows where a test has failed
 
 
-def read(file):
-    """What was printed, without the line by which gloo, up to torch 2.10, announces each rank."""
-    return re.sub(r"(?m)^\[Gloo].*\n", "", file.read_text())
-
-
 class Job:
     """A command and all its processes, in each of which Python runs the lines `before` anything else."""
 
@@ -51,11 +45,11 @@ class Job:
 
     @property
     def stdout(self):
-        return read(self.files / "stdout")
+        return (self.files / "stdout").read_text()
 
     @property
     def stderr(self):
-        return read(self.files / "stderr")
+        return (self.files / "stderr").read_text()
 
     def until(self, condition, what):
         end = time.monotonic() + SECONDS

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from forks import fork
-from jobs import ROOT, Job, read
+from jobs import ROOT, Job
 
 BASES = {"dp.py": "single_gpu.py", "multigpu_torchrun.py": "single_gpu.py",
          "multigpu_spawn.py": "multigpu_torchrun.py", "multinode.py": "multigpu_torchrun.py"}  # what each script is a change of
@@ -47,7 +47,7 @@ def run(file, *arguments, processes=2, before="", status=0, **environment):
     """Run a file in so many ranks, check with which status all of them end, and return what they printed."""
     with tempfile.TemporaryDirectory() as output:
         codes = fork(str(file), [*map(str, arguments)], os.getcwd(), output, processes, before, environment)
-        printed = SimpleNamespace(stdout=read(Path(output, "stdout")), stderr=read(Path(output, "stderr")))
+        printed = SimpleNamespace(stdout=Path(output, "stdout").read_text(), stderr=Path(output, "stderr").read_text())
     print(printed.stdout, printed.stderr)  # which pytest shows where a test has failed
     assert codes == [status] * len(codes)
     return printed
