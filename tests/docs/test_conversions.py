@@ -34,15 +34,14 @@ def test_a_killed_example_goes_on_as_if_it_had_never_stopped(name, arguments):
 PARTS = {  # what three ranks do
     "unequal and empty parts, and what is done with DDP's result": f"""
 net = nn.Linear(4, 4)
-net.head = nn.Linear(4, 1)
+net.head = nn.Linear(4, 3)
 for samples in (9, 8, 2):  # the last part is empty
-    batch, target = torch.randn(samples, 4), torch.randn(samples, 1)
+    batch, target = torch.randn(samples, 4), torch.randint(3, (samples,))
     alone, model = copy.deepcopy(net), DDP(copy.deepcopy(net))
     optimizer = torch.optim.SGD(model.parameters())
-    criterion = lambda result, y, reduction: F.mse_loss(model.module.head(result), y, reduction=reduction)
-    whole = F.mse_loss(alone.head(alone(batch)), target)
+    whole = F.cross_entropy(alone.head(alone(batch)), target)
     whole.backward()
-    {indent(block("perhaps none"), "    ").strip()}
+    {indent(block("perhaps none"), "    ").strip().replace("model(batch[part])", "model.module.head(model(batch[part]))")}
     check(model, alone)
     torch.testing.assert_close(shown, whole.detach())
 """,
