@@ -10,7 +10,7 @@ import time
 import zipfile
 
 import torch
-import torch.distributed.nn  # loaded after a group is made, it can abort gloo at exit
+import torch.distributed.nn  # import it before the group exists: later, gloo may abort at exit
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
@@ -33,7 +33,8 @@ def synthetic_data():
     train, held_out = 3840, 509  # 509 is prime, so ranks never get equal shares
     generator = torch.Generator().manual_seed(0)
     draw = functools.partial(torch.randint, generator=generator, dtype=torch.int16)
-    patterns = draw(-8, 9, (10, 3, 4, 4)).repeat_interleave(8, 2).repeat_interleave(8, 3)
+    patterns = draw(-8, 9, (10, 3, 4, 4))
+    patterns = patterns.repeat_interleave(8, 2).repeat_interleave(8, 3)  # enlarged to 32x32
     labels = draw(0, 10, (train + held_out,)).long()
     images = (patterns[labels] + draw(-36, 37, (train + held_out, 3, 32, 32))) / 4
     data = TensorDataset(images, labels)
@@ -78,9 +79,12 @@ def parse_args(doc, spawn=False):
     device = find_device()
     parser = argparse.ArgumentParser(description=doc, formatter_class=HelpFormatter)
     add = parser.add_argument
-    add("total_epochs", type=positive, nargs="?", default=50, help="epochs in total")
-    add("save_every", type=positive, nargs="?", default=10, help="epochs between saves")
-    add("--batch-size", "--batch_size", type=positive, default=960, help="samples per step in total")
+    add("total_epochs", type=positive, nargs="?", default=50,
+        help="epochs in total, with those of an earlier run")
+    add("save_every", type=positive, nargs="?", default=10,
+        help="epochs between saves; the last is always saved")
+    add("--batch-size", "--batch_size", type=positive, default=960,
+        help="samples per step, of all processes together")
     add("--lr", type=float, default=0.018, help="learning rate; a resumed run keeps its own")
     add("--dataset", choices=["synthetic", "FashionMNIST", "MNIST", "CIFAR10"], default="synthetic",
         help="synthetic is made in memory")
@@ -100,13 +104,14 @@ def parse_args(doc, spawn=False):
     if spawn and args.node_rank not in range(args.nodes):
         parser.error(f"--node-rank must be between 0 and {args.nodes - 1}")
     args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=args.checkpoint.parent).close()  # fail now, not at the first save
+    tempfile.TemporaryFile(dir=args.checkpoint.parent).close()  # fail here, not at the first save
     return args
 
 
 def read_checkpoint(args):
-    """The checkpoint, on the CPU; None if there is none. torch.load would miss a flipped bit."""
+    """The checkpoint, on the CPU; None if there is none."""
     if args.checkpoint.exists():
+        # The file is a zip archive: testzip compares its checksums, which torch.load does not.
         assert not zipfile.ZipFile(args.checkpoint).testzip(), f"{args.checkpoint} is damaged"
         return torch.load(args.checkpoint, map_location="cpu", weights_only=True)
 
@@ -138,6 +143,9 @@ def save(args, model_state, optimizer_state, epoch, **more):
 def announce(args, epochs_done, processes):
     print(f"processes: {processes}, device: {args.device}, batch: {args.batch_size}, "
           f"{args.checkpoint}: {epochs_done} of {args.total_epochs} epochs done", flush=True)
+    if epochs_done >= args.total_epochs:
+        print("Nothing is left to train. To train on, ask for more epochs; "
+              f"to start afresh, delete {args.checkpoint}.", flush=True)
 
 
 def report(args, epoch, train_sums, val_sums, start):

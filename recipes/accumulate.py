@@ -21,8 +21,8 @@ def ddp_setup(args):
         dist.init_process_group("gloo")
         return torch.device("cpu")
     device = torch.device(args.device, int(os.environ["LOCAL_RANK"]))
-    torch.accelerator.set_device_index(device)  # first: otherwise each process also uses GPU 0
-    dist.init_process_group(device_id=device)  # by its own backend: nccl for CUDA
+    torch.accelerator.set_device_index(device)  # otherwise every process also uses memory of GPU 0
+    dist.init_process_group(device_id=device)  # backend: nccl on NVIDIA and AMD, xccl on Intel
     return device
 
 
@@ -58,8 +58,8 @@ def evaluate(model, loader, device):
 def main(args, device):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set = utils.load_data(args)
-    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
-    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats samples
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # each sample on one rank only
+    sampler = DistributedSampler(train_set, drop_last=True)  # otherwise it repeats some samples
     assert args.batch_size % world_size == 0, f"--batch-size must be a multiple of {world_size}"
     options = dict(batch_size=args.batch_size // world_size,
                    num_workers=args.workers, pin_memory=device.type != "cpu")
@@ -70,9 +70,7 @@ def main(args, device):
     model = utils.build_model(args.model).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     epochs_done = utils.resume(utils.read_checkpoint(args), model, optimizer)
-    if device.type != "cpu":  # BatchNorm over the whole batch; this layer needs a GPU
-        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    model = DDP(model)  # backward averages all ranks' gradients
+    model = DDP(model)  # backward averages all ranks' gradients; device_ids is not needed
     if rank == 0:
         utils.announce(args, epochs_done, world_size)
 
@@ -81,9 +79,9 @@ def main(args, device):
         sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
         torch.manual_seed(epoch * world_size + rank)  # dropout masks differ by rank and epoch
         train_sums = train_epoch(model, train_loader, optimizer, device)
-        for buffer in model.buffers():  # the BatchNorm statistics that rank 0 saves
+        for buffer in model.buffers():  # BatchNorm's statistics: evaluate those that rank 0 saves
             dist.broadcast(buffer, src=0)
-        val_sums = evaluate(model.module, val_loader, device)  # DDP's forward can wait for others
+        val_sums = evaluate(model.module, val_loader, device)  # DDP may wait for a finished rank
         dist.all_reduce(train_sums)  # adds up all ranks' sums
         dist.all_reduce(val_sums)
         if rank == 0:
@@ -93,14 +91,14 @@ def main(args, device):
 
 
 if __name__ == "__main__":
+    args = utils.parse_args(__doc__)
     if "LOCAL_RANK" not in os.environ:
         raise SystemExit(__doc__)
-    if os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
+    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:  # some launchers lack it
         raise SystemExit("several machines may not all see the checkpoint: use multinode.py")
-    args = utils.parse_args(__doc__)
     device = ddp_setup(args)
     if os.environ["LOCAL_RANK"] == "0":
         utils.load_data(args)  # downloads what is missing
     dist.barrier()  # the other ranks wait here
     main(args, device)
-    dist.destroy_process_group()
+    dist.destroy_process_group()  # after main, whose model would keep the group alive

@@ -25,8 +25,8 @@ def ddp_setup(args):
         dist.init_process_group("gloo")
         return torch.device("cpu")
     device = torch.device(args.device, int(os.environ["LOCAL_RANK"]))
-    torch.accelerator.set_device_index(device)  # first: otherwise each process also uses GPU 0
-    dist.init_process_group(device_id=device)  # by its own backend: nccl for CUDA
+    torch.accelerator.set_device_index(device)  # otherwise every process also uses memory of GPU 0
+    dist.init_process_group(device_id=device)  # backend: nccl on NVIDIA and AMD, xccl on Intel
     return device
 
 
@@ -60,8 +60,8 @@ def evaluate(model, loader, device):
 def main(args, device):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set = utils.load_data(args)
-    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
-    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats samples
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # each sample on one rank only
+    sampler = DistributedSampler(train_set, drop_last=True)  # otherwise it repeats some samples
     assert args.batch_size % world_size == 0, f"--batch-size must be a multiple of {world_size}"
     options = dict(batch_size=args.batch_size // world_size,
                    num_workers=args.workers, pin_memory=device.type != "cpu")
@@ -76,8 +76,6 @@ def main(args, device):
     assert not left, f"checkpoints lack these buffers; recompute them after to_empty(): {left}"
     checkpoint = utils.read_checkpoint(args)
     epochs_done = checkpoint["epoch"] if checkpoint else 0
-    if device.type != "cpu":  # BatchNorm over the whole batch; this layer needs a GPU
-        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     mesh = dist.init_device_mesh(device.type, (world_size,))
     blocks = [block for block in model.modules() if type(block).__name__ in BLOCKS]
     for block in blocks:  # keep only its input; backward computes the rest again
@@ -102,7 +100,7 @@ def main(args, device):
         sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
         torch.manual_seed(epoch * world_size + rank)  # dropout masks differ by rank and epoch
         train_sums = train_epoch(model, train_loader, optimizer, device)
-        for buffer in model.buffers():  # the BatchNorm statistics that rank 0 saves
+        for buffer in model.buffers():  # BatchNorm's statistics: evaluate those that rank 0 saves
             dist.broadcast(buffer, src=0)
         val_sums = evaluate(model, val_loader, device)
         dist.all_reduce(train_sums)  # adds up all ranks' sums
@@ -119,9 +117,9 @@ def main(args, device):
 
 
 if __name__ == "__main__":
+    args = utils.parse_args(__doc__)
     if "LOCAL_RANK" not in os.environ:
         raise SystemExit(__doc__)
-    args = utils.parse_args(__doc__)
     device = ddp_setup(args)
     if os.environ["RANK"] == "0":
         os.makedirs(f"{args.checkpoint}.shards", exist_ok=True)
@@ -130,5 +128,5 @@ if __name__ == "__main__":
     dist.barrier()  # the other ranks wait here
     assert os.path.isdir(f"{args.checkpoint}.shards"), "not on storage that all machines share"
     main(args, device)
-    dist.destroy_process_group()
+    dist.destroy_process_group()  # after main, whose model would keep the group alive
     time.sleep(0.1)  # DTensor's caches keep gloo's threads; one of them may abort at exit

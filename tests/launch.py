@@ -15,6 +15,8 @@ import torch
 from forks import fork
 from jobs import ROOT, Job
 
+import utils
+
 BASES = {"dp.py": "single_gpu.py", "multigpu_torchrun.py": "single_gpu.py",
          "multigpu_spawn.py": "multigpu_torchrun.py", "multinode.py": "multigpu_torchrun.py"}  # what each script is a change of
 SCRIPTS = ["single_gpu.py", *BASES]
@@ -28,9 +30,14 @@ def needs(*commands):
         pytest.skip(f"needs a package: apt-get install {' '.join(missing)}")
 
 
+def device_of(script):
+    """That of pytest's --device; DataParallel takes the GPUs whenever there are some."""
+    return utils.find_device() if Path(script).name == "dp.py" else os.environ["TEST_DEVICE"]
+
+
 def options(script, processes):
-    """The device of pytest's --device, and how many processes multigpu_spawn.py is to start."""
-    device = os.environ["TEST_DEVICE"]
+    """The device, and how many processes multigpu_spawn.py is to start."""
+    device = device_of(script)
     if device != "cpu" and processes > torch.accelerator.device_count():
         pytest.skip(f"needs a GPU for each of {processes} processes")
     return ["--device", device, *(["-g", processes] if Path(script).name == "multigpu_spawn.py" else [])]
@@ -40,7 +47,7 @@ def start(script, *arguments, processes=2, before="", **env):
     """Start a script by its command line."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     launcher = [sys.executable, *([] if script in WITHOUT_LAUNCHER else torchrun)]
-    return Job([*launcher, ROOT / script, *options(script, processes), *arguments], before=EXACT_ON_GPUS + before, **env)
+    return Job([*launcher, ROOT / script, *options(script, processes), *arguments], before=exact(script) + before, **env)
 
 
 def run(file, *arguments, processes=2, before="", status=0, **environment):
@@ -56,18 +63,20 @@ def run(file, *arguments, processes=2, before="", status=0, **environment):
 def train(script, *arguments, processes=2, before="", **settings):
     """Run a script, or a copy of one, to its end in forks."""
     ranks = 0 if Path(script).name in WITHOUT_LAUNCHER else processes
-    return run(ROOT / script, *options(script, processes), *arguments, processes=ranks, before=EXACT_ON_GPUS + before, **settings)
+    return run(ROOT / script, *options(script, processes), *arguments, processes=ranks, before=exact(script) + before, **settings)
 
 
 # Lines for `before`
 IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where the order of a sum hardly matters
 EXACT_ON_GPUS = """
-import os
-if os.environ["TEST_DEVICE"] != "cpu":
-    import torch
-    torch.backends.cudnn.allow_tf32 = False
-    torch.use_deterministic_algorithms(True, warn_only=True)
+import torch
+torch.backends.cudnn.allow_tf32 = False
+torch.use_deterministic_algorithms(True, warn_only=True)
 """
+
+
+def exact(script):
+    return EXACT_ON_GPUS if device_of(script) != "cpu" else ""
 
 
 def little_data(train=240, held_out=51):

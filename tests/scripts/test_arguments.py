@@ -20,6 +20,7 @@ def test_what_is_wrong_with_an_argument_is_said_and_nothing_is_written(command, 
 
 @pytest.mark.parametrize("script, variables, says", [
     ("multigpu_torchrun.py", {}, "torchrun --standalone --nproc_per_node=4 multigpu_torchrun.py 50 10\n"),
+    ("multigpu_torchrun.py", {"LOCAL_RANK": 0, "WORLD_SIZE": 2}, "use multinode.py\n"),  # by a launcher that sets no more
     ("multinode.py", {"SLURM_JOB_ID": 1, "SLURM_NTASKS": 2, "SLURM_PROCID": 0},  # as sbatch sets them, before any srun
      "srun -K -n 8 python multinode.py 50 10\n"),
     ("recipes/bf16.py", {}, "-m recipes.bf16 50 10\n"),
@@ -28,6 +29,11 @@ def test_what_is_wrong_with_an_argument_is_said_and_nothing_is_written(command, 
 def test_the_wrong_launcher_ends_the_run_with_the_right_command(script, variables, says, folder):
     job = train(script, 1, processes=0, status=1, **variables)
     assert says in job.stderr and "Traceback" not in job.stderr and job.stdout == "" and not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("script", ["multigpu_torchrun.py", "multinode.py"])
+def test_help_needs_no_launcher(script):
+    assert "--checkpoint CHECKPOINT" in train(script, "--help", processes=0).stdout
 
 
 def test_the_option_of_the_old_launcher_is_accepted():

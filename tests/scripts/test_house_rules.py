@@ -6,9 +6,10 @@ import subprocess
 import pytest
 from launch import BASES, RECIPES, ROOT, SCRIPTS
 
-LINES = {"single_gpu.py": 63, "dp.py": 64, "multigpu_torchrun.py": 98, "multigpu_spawn.py": 109, "multinode.py": 102,
-         "utils.py": 150}  # at most
-CHANGED = {"dp.py": 5, "multigpu_torchrun.py": 59, "multigpu_spawn.py": 35, "multinode.py": 14}
+# At most, with room for a line or two: whoever mends a line need not come here.
+LINES = {"single_gpu.py": 70, "dp.py": 70, "multigpu_torchrun.py": 105, "multigpu_spawn.py": 120, "multinode.py": 110,
+         "utils.py": 170}
+CHANGED = {"dp.py": 10, "multigpu_torchrun.py": 65, "multigpu_spawn.py": 40, "multinode.py": 20}
 ARROWS = [*BASES.items(), *((recipe, "recipes/fsdp.py" if recipe == "recipes/large.py" else "multigpu_torchrun.py")
                             for recipe in RECIPES)]
 EXAMPLES = [f"examples/{file.name}" for file in ROOT.glob("examples/*_ddp.py")]
@@ -33,7 +34,8 @@ def test_no_line_that_two_scripts_share_is_moved_and_few_are_changed(script, bas
     diff = subprocess.run(["diff", ROOT / base, ROOT / script], capture_output=True, text=True).stdout
     changed = re.findall(r"^([<>]) (.*)$", diff, re.MULTILINE)
     gone, come = ({line for side, line in changed if side == sign} - {""} for sign in "<>")
-    assert gone & come <= {"    dist.destroy_process_group()"}  # lines that have moved; this one into multigpu_spawn.py's `run`
+    below_run = {'if __name__ == "__main__":', "        raise SystemExit(__doc__)"}  # of multigpu_spawn.py
+    assert gone & come <= below_run
     assert len(changed) <= CHANGED.get(script, 60)
 
 
