@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # import it before the group exists: later, gloo may abort at exit
+import torch.distributed.nn  # unused; import it before the group exists, or gloo may abort at exit
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -22,7 +22,7 @@ def ddp_setup():
         return torch.device("cpu")
     device = torch.device(found.type, int(os.environ["LOCAL_RANK"]))
     torch.accelerator.set_device_index(device)  # otherwise every process also uses memory of GPU 0
-    dist.init_process_group(device_id=device)  # backend: nccl on NVIDIA and AMD, xccl on Intel
+    dist.init_process_group(device_id=device)  # selects nccl for NVIDIA and AMD, xccl for Intel
     return device
 
 
@@ -66,7 +66,7 @@ def resume(checkpoint, model, optimizer, schedule):
 
 def save(checkpoint, path):
     """Write a temporary file, then rename it: a kill leaves the old file or the new one, intact."""
-    temporary = f"{path}.{os.getpid()}.tmp"  # not that of another job
+    temporary = f"{path}.{os.getpid()}.tmp"  # one per process, so two jobs do not share it
     with open(temporary, "wb") as file:
         torch.save(checkpoint, file)
         os.fsync(file.fileno())
@@ -120,7 +120,7 @@ def main(args, device):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set = load_data(600, seed=1), load_data(101, seed=2)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # each sample on one rank only
-    sampler = DistributedSampler(train_set, drop_last=True)  # otherwise it repeats some samples
+    sampler = DistributedSampler(train_set, drop_last=True)  # shuffles; drop_last: no sample twice
     assert args.batch_size % world_size == 0, f"--batch-size must be a multiple of {world_size}"
     batch_size = args.batch_size // world_size
     val_loader = DataLoader(val_set, PART)
@@ -131,7 +131,7 @@ def main(args, device):
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, total_iters=args.max_steps)
     checkpoint = [read_checkpoint(args.checkpoint) if rank == 0 else None]
     dist.broadcast_object_list(checkpoint)  # other machines may not see the file
-    steps_done = resume(checkpoint.pop(), model, optimizer, schedule)  # pop: or it stays in memory
+    steps_done = resume(checkpoint.pop(), model, optimizer, schedule)  # pop frees its memory
     model = DDP(model)  # backward averages all ranks' gradients; device_ids is not needed
 
     batches = endless(train_set, batch_size, sampler, steps_done)
@@ -145,7 +145,7 @@ def main(args, device):
             if rank == 0:
                 print(f"step {step}/{args.max_steps} | loss {loss.item():.4f}", flush=True)
         if step % 10 == 0:
-            sums = evaluate(model.module, val_loader, device)  # DDP may wait for a finished rank
+            sums = evaluate(model.module, val_loader, device)  # DDP could hang: shares are unequal
             dist.all_reduce(sums)  # adds up all ranks' sums
             loss, correct, count = sums.tolist()
             if rank == 0:
@@ -166,4 +166,4 @@ if __name__ == "__main__":
         raise SystemExit(__doc__)
     device = ddp_setup()
     main(args, device)
-    dist.destroy_process_group()  # after main, whose model would keep the group alive
+    dist.destroy_process_group()  # main has returned, so its model, which holds the group, is gone

@@ -7,7 +7,7 @@ import random
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # import it before the group exists: later, gloo may abort at exit
+import torch.distributed.nn  # unused; import it before the group exists, or gloo may abort at exit
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -22,7 +22,7 @@ def ddp_setup():
         return torch.device("cpu")
     device = torch.device(found.type, int(os.environ["LOCAL_RANK"]))
     torch.accelerator.set_device_index(device)  # otherwise every process also uses memory of GPU 0
-    dist.init_process_group(device_id=device)  # backend: nccl on NVIDIA and AMD, xccl on Intel
+    dist.init_process_group(device_id=device)  # selects nccl for NVIDIA and AMD, xccl for Intel
     return device
 
 
@@ -111,4 +111,4 @@ if __name__ == "__main__":
         raise SystemExit(__doc__)
     device = ddp_setup()
     main(args, device)
-    dist.destroy_process_group()  # after main, whose model would keep the group alive
+    dist.destroy_process_group()  # main has returned, so its model, which holds the group, is gone
