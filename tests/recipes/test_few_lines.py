@@ -15,15 +15,13 @@ from results import check_close, check_equal, figures, load
 import utils
 
 BLOCKS = ["Compilation", "Compressed gradients", "Traces"]
-BASE, SEVERAL_MACHINES = "multigpu_torchrun.py", "multinode.py"
+BASE = "multigpu_torchrun.py"
 compiles = pytest.mark.skipif(torch.__version__ < (2, 14), reason="torch before 2.14 compiles no nn.Sequential")
 # Graphs are made, but no code of them, for which g++ takes half a minute.
 EAGERLY = """
 import functools, torch
 torch.nn.Module.compile = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
 """
-GRAPHS = LITTLE_DATA + EAGERLY + after("utils.report", "log(torch._dynamo.utils.counters['stats']['unique_graphs'])")
-SENDS = after("torch.distributed.all_reduce", "log(given[0].dtype, given[0].numel())")
 
 
 def patched(script, *headings):
@@ -89,7 +87,8 @@ def test_bf16_computes_in_bfloat16_but_for_the_loss_learns_as_fast_and_keeps_wei
 
 def test_compressed_gradients_are_sent_in_bfloat16_learn_as_fast_and_keep_weights_in_float32():
     for_cpus_alone = "import torch; torch.version.cuda = None\n"  # as torch is built there, which refuses the bare hook
-    check_learns_as_fast(patched(BASE, "Compressed gradients"), for_cpus_alone + SENDS)
+    sends = after("torch.distributed.all_reduce", "log(given[0].dtype, given[0].numel())")
+    check_learns_as_fast(patched(BASE, "Compressed gradients"), for_cpus_alone + sends)
     weights = sum(weight.numel() for weight in load("run.pt")["model"].values())
     for lines in of_both_ranks():
         sent = [int(line.split()[1]) for line in lines if line.startswith("torch.bfloat16")]
@@ -98,7 +97,8 @@ def test_compressed_gradients_are_sent_in_bfloat16_learn_as_fast_and_keep_weight
 
 @compiles
 def test_compilation_takes_place_in_the_first_epoch_alone_trains_the_same_and_keeps_the_names():
-    job = train(patched(BASE, "Compilation"), 3, *SMALL, before=GRAPHS)
+    graphs = after("utils.report", "log(torch._dynamo.utils.counters['stats']['unique_graphs'])")
+    job = train(patched(BASE, "Compilation"), 3, *SMALL, before=LITTLE_DATA + EAGERLY + graphs)
     check_close(figures(job.stdout), base(3, *SMALL, before=LITTLE_DATA))
     first, *later = map(int, Path("log.0").read_text().split())
     assert later == [first] * 2 and first > 1  # for training, and for evaluation
@@ -111,31 +111,31 @@ def test_each_rank_leaves_a_trace_of_the_sixth_step_to_the_eighth_of_the_same_tr
     check_traces("patched.pt")
 
 
-@pytest.mark.parametrize("script", [BASE, SEVERAL_MACHINES, *RECIPES])
-def test_blocks_fit_in_any_order(script):
+@pytest.mark.parametrize("script", [BASE, "multinode.py", *RECIPES])
+def test_the_blocks_fit_in_any_order(script):
     fitting = ["Traces"] if script == "recipes/fsdp.py" else BLOCKS
-    ways = [Path(patched(script, *order)).read_text() for order in (fitting, fitting[::-1])]
-    assert ways[0] == ways[1]
+    one, other = (Path(patched(script, *order)).read_text() for order in (fitting, fitting[::-1]))
+    assert one == other
+
+
+def check_go_together(script, before=""):
+    job = train(script, 3, *SMALL, before=LITTLE_DATA + EAGERLY + before)
+    check_close(figures(job.stdout), base(3, *SMALL, before=LITTLE_DATA), loss=5e-3, accuracy=100)
+    assert formats("patched.pt") == {torch.float32}
+    check_traces("patched.pt")
 
 
 @compiles
-def test_all_blocks_go_together_on_several_machines():
-    job = train(patched(SEVERAL_MACHINES, *BLOCKS), 3, *SMALL, before=GRAPHS + SENDS)
-    check_close(figures(job.stdout), base(3, *SMALL, before=LITTLE_DATA), loss=5e-3, accuracy=100)
-    log = Path("log.0").read_text()
-    assert "torch.bfloat16" in log and len({*re.findall(r"^\d+$", log, re.MULTILINE)}) == 1
-    assert formats("patched.pt") == {torch.float32}
-    check_traces("patched.pt")
+def test_all_blocks_go_together_in_multinode():
+    check_go_together(patched("multinode.py", *BLOCKS))
 
 
 @compiles
 def test_accumulation_bfloat16_compilation_and_traces_go_together():
     """The first two both change the line of the loss; docs/recipes.md has what it becomes."""
-    together = Path(patched("recipes/accumulate.py", "Compilation", "Traces"))
-    step, text = re.compile(r" +with nullcontext.*?\.backward\(\)", re.DOTALL), together.read_text()
-    assert len(step.findall(text)) == 1
-    together.write_text(step.sub(block("with nullcontext"), text))
-    job = train(together, 3, *SMALL, before=LITTLE_DATA + EAGERLY)
-    check_close(figures(job.stdout), base(3, *SMALL, before=LITTLE_DATA), loss=5e-3, accuracy=100)
-    assert formats("patched.pt") == {torch.float32}
-    check_traces("patched.pt")
+    script = Path(patched("recipes/accumulate.py", "Compilation", "Traces"))
+    text, found = re.subn(r" +with nullcontext[\s\S]*?\.backward\(\)", block("with nullcontext"), script.read_text())
+    assert found == 1
+    script.write_text(text)
+    check_go_together(script, after("torch.nn.functional.cross_entropy", "log(given[0].dtype)"))
+    assert [{*lines} for lines in of_both_ranks()] == [{"torch.bfloat16"}] * 2
