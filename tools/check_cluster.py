@@ -37,10 +37,9 @@ def parse_args():
     if not options and "SLURM_STEP_NUM_TASKS" in os.environ:  # each task counts as a machine of one process
         options = ["--nnodes", os.environ["SLURM_STEP_NUM_TASKS"], "--node-rank", os.environ["SLURM_PROCID"],
                    "--master-addr", os.environ["MASTER_ADDR"], "--master-port", os.environ["MASTER_PORT"]]
-    torchruns = get_args_parser().parse_args([*options, __file__])
-    config, _, _ = config_from_args(torchruns)
+    config, _, _ = config_from_args(get_args_parser().parse_args([*options, __file__]))
     args.processes, args.count = config.nproc_per_node, config.max_nodes * config.nproc_per_node
-    args.own = torchruns.node_rank == 0 if config.rdzv_backend == "static" else None  # None: as the name says
+    args.node_rank = config.rdzv_configs.get("rank")  # None with c10d, where the machine hosts that has the address
     args.host, _, port = (config.rdzv_endpoint or "localhost").partition(":")
     args.port = int(port) if port.isdigit() else 29400
     if config.max_nodes > 1 and args.host in ("localhost", "127.0.0.1"):
@@ -55,7 +54,7 @@ def meet(args, index):
     while True:
         try:
             address = socket.gethostbyname(args.host)
-            hosts = index == 0 and (address == socket.gethostbyname(HERE) if args.own is None else args.own)  # as torchrun has it
+            hosts = index == 0 and (address == socket.gethostbyname(HERE) if args.node_rank is None else args.node_rank == 0)
             if not hosts:
                 socket.create_connection((address, args.port), 3).close()
             store = dist.TCPStore(address, args.port, None, hosts, timedelta(seconds=args.wait), wait_for_workers=False)
@@ -142,9 +141,10 @@ def work(index, args):
 if __name__ == "__main__":
     args = parse_args()
     processes = mp.spawn(work, [args], args.processes, join=False).processes
-    end = time.monotonic() + 4 * args.wait + 60
     for process in processes:
-        process.join(max(0, end - time.monotonic()))
+        process.join(4 * args.wait + 60)
         process.kill()
     if any(process.exitcode != 0 for process in processes):
+        with contextlib.suppress(OSError):  # until rank 0 has ended: srun may kill it when a task has failed
+            socket.create_connection((args.host, args.port), args.wait).recv(1)
         sys.exit(f"{HERE}: something is wrong: see above, or what {args.host} prints")

@@ -70,6 +70,9 @@ def test_what_is_wrong_on_the_second_machine_is_named(lines, says, hosts):
     end(jobs, 1, says.format(*(host.name for host in hosts)))
 
 
-def test_srun_starts_it_too(slurm):
-    job = slurm[0].start("srun", "--nodes=2", "--ntasks-per-node=2", *CHECK, MASTER_ADDR=slurm[0].name, MASTER_PORT="29500")
-    end([job], 0, rf"^{slurm[1].name}: ranks \[\d, \d\], torch", r"^between machines: .*\nall: .*\nFine.$")
+@pytest.mark.parametrize("lines, status, says", [("", 0, "Fine."), (
+    "import os, torch; torch.__version__ = os.environ['SLURMD_NODENAME']", 1, "WRONG: only on .*: torch .*\nWRONG: only on ")])
+def test_srun_starts_it_too(lines, status, says, slurm):
+    srun = "srun", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1"
+    job = slurm[0].start(*srun, *CHECK, before=lines, MASTER_ADDR=slurm[0].name, MASTER_PORT="29500")
+    end([job], status, rf"^{slurm[1].name}: ranks \[\d, \d\], torch", rf"^between machines: .*\nall: .*\n{says}")
