@@ -1,16 +1,14 @@
+"""What all tests have, those of tools/ too: their settings, then the fixtures that both conftest.py import."""
 import os
 
 import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun sets it; what is forked later must not have used threads
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # another way to look for GPUs cannot be followed by a fork
+os.environ.setdefault("TEST_DEVICE", "cpu")  # tools/ has no --device
 pytest.register_assert_rewrite("chapters", "launch", "results", "runs")  # their assertions too show what differs
-pytest_plugins = ["jobs", "hosts"]  # their fixtures
 
+from hosts import hosts, slurm
+from jobs import folder
 
-def pytest_addoption(parser):
-    parser.addoption("--device", default="cpu", help="what scripts and recipes train on, where a test does not say otherwise")
-
-
-def pytest_configure(config):
-    os.environ["TEST_DEVICE"] = config.getoption("--device")
+__all__ = ["folder", "hosts", "slurm"]
