@@ -2,8 +2,7 @@
 
 It trains on 1, 2, 4 and 8 GPUs, as many as there are, or in 1 and 2 processes on the CPU. In each round all take
 turns, because machines drift: a speed-up compares runs of one round. Each process has one thread on the CPU, as
-torchrun gives it. On GPUs, BatchNorm becomes SyncBatchNorm under DDP, and what that costs is part of DDP's figures.
-Other options go to the scripts, for example --model resnet18
+torchrun gives it. Other options go to the scripts, for example --model resnet18
 """
 import argparse
 import os
