@@ -10,8 +10,7 @@ from launch import BASES, RECIPES, ROOT, SCRIPTS
 LINES = {"single_gpu.py": 70, "dp.py": 70, "multigpu_torchrun.py": 105, "multigpu_spawn.py": 120, "multinode.py": 110,
          "utils.py": 170}
 CHANGED = {"dp.py": 10, "multigpu_torchrun.py": 65, "multigpu_spawn.py": 40, "multinode.py": 20}
-ARROWS = [*BASES.items(), *((recipe, "recipes/fsdp.py" if recipe == "recipes/large.py" else "multigpu_torchrun.py")
-                            for recipe in RECIPES)]
+ARROWS = [*BASES.items(), *((recipe, "multigpu_torchrun.py") for recipe in RECIPES)]
 EXAMPLES = [f"examples/{file.name}" for file in ROOT.glob("examples/*_ddp.py")]
 
 

@@ -1,12 +1,10 @@
 """What is saved can be continued by any script, as it was; what is not of them is refused and left as it was."""
-import re
 from pathlib import Path
 
 import pytest
 import torch
-from launch import EXACT, LITTLE_DATA, ROOT, SCRIPTS, SMALL, WITHOUT_LAUNCHER, train
-from results import check_equal, figures, load
-from runs import check_resuming
+from launch import EXACT, LITTLE_DATA, SMALL, killed_after, train
+from results import check_equal, check_same_bits, figures, load
 
 
 def test_each_script_goes_on_where_another_stopped_with_another_number_of_processes_and_the_rate_of_the_file():
@@ -23,15 +21,29 @@ def test_each_script_goes_on_where_another_stopped_with_another_number_of_proces
     check_equal("made/relay.pt", "single_gpu.pt")
 
 
-# Of the recipes, those that save or load otherwise than their base.
-@pytest.mark.parametrize("script", [*SCRIPTS, *(f"recipes/{name}.py" for name in "fsdp large loop preempt".split())])
+@pytest.mark.parametrize("script", [  # main of multigpu_spawn.py is that of multigpu_torchrun.py
+    "single_gpu.py", "dp.py", "multigpu_torchrun.py", "multinode.py", "recipes/fsdp.py", "recipes/loop.py", "recipes/preempt.py"])
 def test_a_killed_run_goes_on_as_if_it_had_never_stopped(script):
-    spawn = ["-g", 2] if script == "multigpu_spawn.py" else []
-    status, said = check_resuming((ROOT / script).read_text(), 3, 1, *SMALL, *spawn, name=script,
-                                  before=LITTLE_DATA, processes=0 if script in WITHOUT_LAUNCHER else 2)
-    steps = re.search(r"killed at step (\d+) of \d+, resumed from step (\d+) printed: (\d+) of \3 lines? the same", said)
-    assert status == 0 and steps and int(steps[1]) == int(steps[2]) + 1
-    assert script == "recipes/large.py" or re.search(r" written: (\d+) of \1 files? the same", said)  # shards are not read
+    """With five steps in each of three epochs."""
+    def go(checkpoint, **settings):
+        return figures(train(script, 3, 1, *SMALL, "--checkpoint", checkpoint, **settings).stdout)
+
+    whole = go("whole.pt", before=LITTLE_DATA)
+    killed = go("run.pt", before=LITTLE_DATA + killed_after(8), status=-9)
+    resumed = go("run.pt", before=LITTLE_DATA)
+    assert killed.keys() == {1} and resumed.keys() == {2, 3} and killed | resumed == whole
+    check_same_bits("run.pt", "whole.pt")
+
+
+def test_a_finished_run_that_is_started_again_says_what_to_do_and_writes_nothing():
+    for script in ("single_gpu.py", "multigpu_torchrun.py"):
+        line = script, 1, *SMALL, "--checkpoint", "run.pt"
+        train(*line, before=LITTLE_DATA)
+        finished = Path("run.pt").stat()
+        printed = train(*line, before=LITTLE_DATA).stdout.splitlines()
+        assert len(printed) == 2 and printed[0].endswith("run.pt: 1 of 1 epochs done")
+        assert printed[1].startswith("Nothing is left to train.") and "delete run.pt" in printed[1]
+        assert Path("run.pt").stat().st_mtime_ns == finished.st_mtime_ns
 
 
 class Hostile:
@@ -49,7 +61,7 @@ def test_a_file_that_is_damaged_foreign_or_hostile_ends_the_run_before_it_trains
     for says, content in contents.items():
         torch.save(content, "run.pt") if isinstance(content, dict) else Path("run.pt").write_bytes(content)
         before = Path("run.pt").read_bytes()
-        for script in SCRIPTS if says == "run.pt is damaged" else ["single_gpu.py"]:
+        for script in ["single_gpu.py", "dp.py", "multigpu_torchrun.py", "multinode.py"]:
             job = train(script, 2, *SMALL, "--checkpoint", "run.pt", status=1, before=LITTLE_DATA)
             assert says in job.stderr and "epoch" not in job.stdout
             assert Path("run.pt").read_bytes() == before and not Path("executed").exists()

@@ -1,18 +1,15 @@
 """The same command trains the same model in every script, at every world size."""
-import itertools
 import re
 from pathlib import Path
 
 import pytest
-import torch
 from launch import IN_FLOAT64, SCRIPTS, after, little_data, start, train
-from results import check_close, check_equal, figures, load
+from results import check_close, check_equal, check_same_bits, figures
 
 
 @pytest.mark.parametrize("script, processes", [
-    ("dp.py", 1), *itertools.product(["multigpu_torchrun.py"], range(1, 7)),
-    *itertools.product(["multigpu_spawn.py", "multinode.py"], [1, 3]),
-    *itertools.product(["recipes/preempt.py", "recipes/profiler.py", "recipes/fsdp.py"], [2])])
+    ("dp.py", 1), *(("multigpu_torchrun.py", processes) for processes in range(1, 7)),
+    ("multigpu_spawn.py", 3), ("multinode.py", 3), ("recipes/preempt.py", 2), ("recipes/fsdp.py", 2)])
 def test_any_number_of_processes_trains_the_weights_of_one(script, processes):
     """Where nothing comes out even: one sample is missing for a fourth batch of 60, so that a repeated one would be seen."""
     options, before = (2, "--batch-size", 60, "--checkpoint"), IN_FLOAT64 + little_data(239, 101)
@@ -23,7 +20,7 @@ def test_any_number_of_processes_trains_the_weights_of_one(script, processes):
     begin, *lines = job.stdout.splitlines()
     assert begin.startswith(f"processes: {processes}, device: ")  # rank 0 alone prints
     assert [line.split()[0] for line in lines] == ["epoch", "epoch", "saved"]
-    assert job.stderr == "" or script == "recipes/profiler.py"  # torch warns of nothing; Kineto says that it profiles
+    assert job.stderr == ""  # torch warns of nothing
 
 
 def test_started_side_by_side_by_the_commands_of_a_user_all_scripts_learn_alike_and_end_well_without_gloos_threads():
@@ -62,7 +59,7 @@ def test_dropout_differs_by_rank_statistics_do_not_and_a_resumed_run_draws_what_
     part(2, "unbroken.pt", LOGS)
     part(1, "resumed.pt")
     part(2, "resumed.pt")
-    torch.testing.assert_close(load("resumed.pt"), load("unbroken.pt"), rtol=0, atol=0)
+    check_same_bits("resumed.pt", "unbroken.pt")
     logs = [Path(log).read_text() for log in ("log.0", "log.1")]
     drawn = re.findall(r"mask (.*)", "".join(logs))
     assert len(drawn) == len({*drawn}) == 2 * 2 * 2  # ranks, epochs, steps

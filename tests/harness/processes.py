@@ -1,6 +1,8 @@
-"""Commands started as a user starts them, and followed until none of their processes is left."""
+"""Processes of a test, and what they print: a Job is a command as a user starts it, a fork a copy of this process."""
 import contextlib
+import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -10,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+HARNESS = Path(__file__).parent
+ROOT = HARNESS.parent.parent
 SECONDS = 300  # after which a test gives a process up: many times what it takes on a busy machine
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and all that they start, ignore Ctrl-C
@@ -36,11 +39,11 @@ class Job:
         self.kept = tempfile.TemporaryDirectory()
         self.files = Path(self.kept.name)
         (self.files / "sitecustomize.py").write_text(before)
+        env = {**os.environ, "PYTHONPATH": f"{self.files}:{ROOT}:{HARNESS}", "TEST_JOB": self.files, **env}
         with open(self.files / "stdout", "w") as stdout, open(self.files / "stderr", "w") as stderr:
             self.process = subprocess.Popen(
-                [str(word) for word in command], cwd=cwd, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": f"{self.files}:{ROOT}", "TEST_JOB": str(self.files), **env})
+                [str(word) for word in command], cwd=cwd, env={name: str(value) for name, value in env.items()},
+                stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True)
         started.append(self)
 
     @property
@@ -82,3 +85,46 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+
+
+def let_gloo_rest():
+    """Before Python 3.11.10, a fork hangs if a thread of gloo takes up Python meanwhile (python/cpython#112275)."""
+    with contextlib.suppress(OSError):  # a thread has ended
+        while any("(pt_gloo_runloop) R" in thread.read_text() for thread in Path("/proc/self/task").glob("*/stat")):
+            time.sleep(0.001)
+
+
+os.register_at_fork(before=let_gloo_rest)  # of loader workers
+
+
+def be_rank(file, arguments, outputs, before, environment):
+    """In a fork: become what a launcher starts."""
+    os.setsid()
+    for stream, output in zip((1, 2), outputs):
+        os.dup2(output.fileno(), stream)
+    sys.stdout, sys.stderr = (open(stream, "w", closefd=False) for stream in (1, 2))
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    multiprocessing.set_start_method("fork", force=True)  # of loader workers, which keep what `before` has changed
+    sys.argv = [str(file), *map(str, arguments)]
+    exec(before, {})
+    runpy.run_path(str(file), run_name="__main__")
+
+
+def fork(file, arguments, before, environments):
+    """Run a file to its end in a fork for each environment; return the exit codes, and what was printed."""
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        ranks = [multiprocessing.get_context("fork").Process(
+            target=be_rank, args=(file, arguments, (stdout, stderr), before, environment)) for environment in environments]
+        for rank in ranks:
+            rank.start()
+        try:
+            for rank in ranks:
+                rank.join(SECONDS)
+            codes = [rank.exitcode for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(rank.pid, signal.SIGKILL)  # its loader workers
+                rank.join()
+        return codes, *((output.seek(0), output.read())[1] for output in (stdout, stderr))
