@@ -31,7 +31,7 @@ BASES = {"dp.py": "single_gpu.py", "multigpu_torchrun.py": "single_gpu.py",
 SCRIPTS = ["single_gpu.py", *BASES]
 WITHOUT_LAUNCHER = ["single_gpu.py", "dp.py", "multigpu_spawn.py"]
 RECIPES = sorted(f"recipes/{file.name}" for file in ROOT.glob("recipes/*.py"))
-PACKAGES = {"ip": "iproute2", "munged": "munge", "nft": "nftables", "srun": "slurm-client"}  # others have their command's name
+PACKAGES = {"ip": "iproute2", "nft": "nftables", "srun": "slurm-client"}  # others have their command's name
 
 
 def needs(*commands):
@@ -81,8 +81,7 @@ def train(script, *arguments, processes=2, before="", **settings):
 
 # Lines for `before`
 IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where the order of a sum hardly matters
-EXACT_ON_GPUS = """
-import torch
+EXACT_ON_GPUS = """import torch
 torch.backends.cudnn.allow_tf32 = False
 torch.use_deterministic_algorithms(True, warn_only=True)
 """

@@ -38,7 +38,8 @@ class Job:
     def __init__(self, command, cwd=".", before="", **env):
         self.kept = tempfile.TemporaryDirectory()
         self.files = Path(self.kept.name)
-        (self.files / "sitecustomize.py").write_text(before)
+        (self.files / "sitecustomize.py").write_text(  # multiprocessing's tracker needs no torch, which takes seconds
+            f"import sys\nif 'resource_tracker' not in str(sys.orig_argv):\n    exec({before!r}, {{}})\n")
         env = {**os.environ, "PYTHONPATH": f"{self.files}:{ROOT}:{HARNESS}", "TEST_JOB": self.files, **env}
         with open(self.files / "stdout", "w") as stdout, open(self.files / "stderr", "w") as stderr:
             self.process = subprocess.Popen(
@@ -46,13 +47,8 @@ class Job:
                 stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True)
         started.append(self)
 
-    @property
-    def stdout(self):
-        return (self.files / "stdout").read_text()
-
-    @property
-    def stderr(self):
-        return (self.files / "stderr").read_text()
+    stdout = property(lambda self: (self.files / "stdout").read_text())
+    stderr = property(lambda self: (self.files / "stderr").read_text())
 
     def until(self, condition, what):
         end = time.monotonic() + SECONDS
@@ -68,17 +64,15 @@ class Job:
     def wait(self):
         """The job's status, once all its processes have ended."""
         self.until(lambda: self.process.poll() is not None, "it did not end")
-        self.until(lambda: not self.processes(), "processes were left behind")
+        self.until(lambda: not any(self.processes()), "processes were left behind")
         return self.process.returncode
 
     def processes(self):
         """The ids of the job's processes, wherever they are in the process tree."""
-        found = []
         for file in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 if str(self.files).encode() in file.read_bytes():
-                    found.append(int(file.parent.name))
-        return found
+                    yield int(file.parent.name)
 
     def kill(self):
         for pid in self.processes():
