@@ -3,11 +3,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import IN_FLOAT64, ROOT, killed_after, run
-from results import check_same_bits, load
+from launch import IN_FLOAT64, ROOT, run, train
+from results import load
 
-ON_THE_CPU = "import torch; torch.accelerator.current_accelerator = lambda *_, **__: None\n"  # for which there are always three
-COMPARABLE = IN_FLOAT64 + ON_THE_CPU + """
+COMPARABLE = IN_FLOAT64 + """
 import functools, itertools
 torch.nn.Dropout.forward = lambda module, input: input
 torch.nn.BatchNorm1d = functools.partial(torch.nn.GroupNorm, 1)  # of each sample, not of a rank's part of the batch
@@ -25,24 +24,10 @@ def test_a_converted_example_trains_prints_and_saves_the_same_with_three_process
     for file, processes in ((f"{name}.py", 0), (f"{name}_ddp.py", 3)):
         (folder / file).mkdir()
         monkeypatch.chdir(folder / file)
-        printed.append(run(ROOT / "examples" / file, *arguments, processes=processes, before=COMPARABLE).stdout)
+        printed.append(train(f"examples/{file}", *arguments, processes=processes, before=COMPARABLE).stdout)
         saved.append({path.name: load(path) for path in Path().iterdir()})
     assert printed[1] == printed[0] != "" and saved[0]
     torch.testing.assert_close(saved[1], saved[0], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name, arguments, kill", [  # kill: after this backward pass
-    ("waves", ["--epochs", 3], 65), ("steps", ["--max-steps", 20], 44)])
-def test_a_killed_example_goes_on_as_if_it_had_never_stopped(name, arguments, kill):
-    def go(checkpoint, **settings):
-        job = run(ROOT / f"examples/{name}_ddp.py", *arguments, "--checkpoint", checkpoint, **settings)
-        return {*job.stdout.splitlines()}
-
-    whole = go("whole.pt", before=ON_THE_CPU)
-    killed = go("run.pt", before=ON_THE_CPU + killed_after(kill), status=-9)
-    resumed = go("run.pt", before=ON_THE_CPU)
-    assert killed | resumed == whole and resumed < whole
-    check_same_bits("run.pt", "whole.pt")
 
 
 def test_the_lines_to_copy_do_in_three_ranks_what_one_process_does():

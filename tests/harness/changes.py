@@ -1,14 +1,8 @@
 """What `before` changes in a script's process: launch.py has lines that call these functions."""
-# ruff: noqa: F401  lines that run `after` a function use these modules
 import functools
 import importlib
 import itertools
-import multiprocessing
 import os
-import resource
-import signal
-import sys
-import time
 from pathlib import Path
 from textwrap import dedent
 
@@ -32,16 +26,21 @@ def log(*words):
         print(*words, file=file)
 
 
-def after(name, lines):
-    """Run these lines after each call of a function, with the number of the `call`, what it was `given`, and its `result`."""
-    module, *path, last = name.split(".")
-    owner = functools.reduce(getattr, path, importlib.import_module(module))
-    function, calls, code = getattr(owner, last), itertools.count(1), compile(dedent(lines), f"after {name}", "exec")
+# What lines that run `after` a function may use
+NAMES = {name: importlib.import_module(name) for name in "multiprocessing os resource signal sys time torch".split()}
+NAMES |= {"Path": Path, "log": log}
 
-    @functools.wraps(function)
+
+def after(function, lines):
+    """Run these lines after each call of a function, with the number of the `call`, what it was `given`, and its `result`."""
+    module, *path, name = function.split(".")
+    owner = functools.reduce(getattr, path, importlib.import_module(module))
+    follow, calls, code = getattr(owner, name), itertools.count(1), compile(dedent(lines), f"after {function}", "exec")
+
+    @functools.wraps(follow)
     def followed(*given, **options):
-        result = function(*given, **options)
-        exec(code, {**globals(), "call": next(calls), "given": given, "options": options, "result": result})
+        result = follow(*given, **options)
+        exec(code, {**NAMES, "call": next(calls), "given": given, "result": result})
         return result
 
-    setattr(owner, last, followed)
+    setattr(owner, name, followed)

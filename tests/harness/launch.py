@@ -39,17 +39,21 @@ def needs(*commands):
         pytest.skip(f"needs a package: apt-get install {' '.join(missing)}")
 
 
+def is_example(script):
+    return Path(script).parent.name == "examples"
+
+
 def device_of(script):
-    """That of pytest's --device; DataParallel takes the GPUs whenever there are some."""
-    return utils.find_device() if Path(script).name == "dp.py" else os.environ["TEST_DEVICE"]
+    """That of pytest's --device; DataParallel takes the GPUs whenever there are some, and the examples are kept from them."""
+    return utils.find_device() if Path(script).name == "dp.py" else "cpu" if is_example(script) else os.environ["TEST_DEVICE"]
 
 
 def options(script, processes):
     """The device, and how many processes multigpu_spawn.py is to start."""
-    device = device_of(script)
-    if device != "cpu" and processes > torch.accelerator.device_count() and Path(script).name not in ("single_gpu.py", "dp.py"):
+    device, name = device_of(script), Path(script).name
+    if device != "cpu" and name not in ("single_gpu.py", "dp.py") and processes > torch.accelerator.device_count():
         pytest.skip(f"needs a GPU for each of {processes} processes")
-    return ["--device", device, *(["-g", processes] if Path(script).name == "multigpu_spawn.py" else [])]
+    return [] if is_example(script) else ["--device", device, *(["-g", processes] if name == "multigpu_spawn.py" else [])]
 
 
 def start(script, *arguments, processes=2, before="", **env):
@@ -81,6 +85,7 @@ def train(script, *arguments, processes=2, before="", **settings):
 
 # Lines for `before`
 IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where the order of a sum hardly matters
+WITHOUT_GPUS = "import torch; torch.accelerator.current_accelerator = lambda *_, **__: None\n"
 EXACT_ON_GPUS = """import torch
 torch.backends.cudnn.allow_tf32 = False
 torch.use_deterministic_algorithms(True, warn_only=True)
@@ -88,7 +93,7 @@ torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def exact(script):
-    return EXACT_ON_GPUS if device_of(script) != "cpu" else ""
+    return WITHOUT_GPUS if is_example(script) else EXACT_ON_GPUS if device_of(script) != "cpu" else ""
 
 
 def little_data(train=240, held_out=51):

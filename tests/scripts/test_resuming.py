@@ -1,4 +1,5 @@
 """What is saved can be continued by any script, as it was; what is not of them is refused and left as it was."""
+import re
 from pathlib import Path
 
 import pytest
@@ -21,17 +22,21 @@ def test_each_script_goes_on_where_another_stopped_with_another_number_of_proces
     check_equal("made/relay.pt", "single_gpu.pt")
 
 
-@pytest.mark.parametrize("script", [  # main of multigpu_spawn.py is that of multigpu_torchrun.py
-    "single_gpu.py", "dp.py", "multigpu_torchrun.py", "multinode.py", "recipes/fsdp.py", "recipes/loop.py", "recipes/preempt.py"])
-def test_a_killed_run_goes_on_as_if_it_had_never_stopped(script):
-    """With five steps in each of three epochs."""
-    def go(checkpoint, **settings):
-        return figures(train(script, 3, 1, *SMALL, "--checkpoint", checkpoint, **settings).stdout)
+SCRIPTS = "single_gpu dp multigpu_torchrun multinode recipes/fsdp recipes/loop recipes/preempt".split()
 
-    whole = go("whole.pt", before=LITTLE_DATA)
-    killed = go("run.pt", before=LITTLE_DATA + killed_after(8), status=-9)
-    resumed = go("run.pt", before=LITTLE_DATA)
-    assert killed.keys() == {1} and resumed.keys() == {2, 3} and killed | resumed == whole
+
+@pytest.mark.parametrize("script, kill, options", [  # kill: after which backward pass; main of multigpu_spawn.py is torchrun's
+    *((f"{script}.py", 8, (3, 1, *SMALL)) for script in SCRIPTS),
+    ("examples/waves_ddp.py", 65, ("--epochs", 3)), ("examples/steps_ddp.py", 44, ("--max-steps", 20))])
+def test_a_killed_run_goes_on_as_if_it_had_never_stopped(script, kill, options):
+    def lines(checkpoint, before=LITTLE_DATA, **settings):
+        printed = train(script, *options, "--checkpoint", checkpoint, before=before, **settings).stdout
+        return {*re.findall(r"^(?:epoch|step) [^|]+\| [^|]+(?:\| accuracy \S+)?", printed, re.MULTILINE)}
+
+    whole = lines("whole.pt")
+    killed = lines("run.pt", LITTLE_DATA + killed_after(kill), status=-9)
+    resumed = lines("run.pt")
+    assert killed | resumed == whole and killed < whole and resumed < whole
     check_same_bits("run.pt", "whole.pt")
 
 
