@@ -4,7 +4,7 @@ import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun sets it; what is forked later must not have used threads
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # another way to look for GPUs cannot be followed by a fork
-pytest.register_assert_rewrite("chapters", "launch", "processes", "results")  # their assertions too show what differs
+pytest.register_assert_rewrite("chapters", "launch", "results")  # their assertions too show what differs
 pytest_plugins = ["processes", "hosts"]  # their fixtures
 
 

@@ -121,4 +121,6 @@ def fork(file, arguments, before, environments):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(rank.pid, signal.SIGKILL)  # its loader workers
                 rank.join()
-        return codes, *((output.seek(0), output.read())[1] for output in (stdout, stderr))
+        for output in (stdout, stderr):
+            output.seek(0)
+        return codes, stdout.read(), stderr.read()
