@@ -1,21 +1,18 @@
 """Prints what each launch style costs on this machine, as a table: python tools/benchmark.py
 
-It starts the scripts by their command lines and reads what they print. The rounds are interleaved,
-a figure is the median over them, and a ratio is taken within a round, because machines drift. Each
-process has one thread on the CPU, as torchrun gives it, also where it is the only one. A model with
-BatchNorm has SyncBatchNorm under DDP on GPUs: what that costs is part of DDP's figures.
+It trains on 1, 2, 4 and 8 GPUs, as many as there are, or in 1 and 2 processes on the CPU. In each round all take
+turns, because machines drift: a speed-up compares runs of one round. Each process has one thread on the CPU, as
+torchrun gives it. On GPUs, BatchNorm becomes SyncBatchNorm under DDP, and what that costs is part of DDP's figures.
+Other options go to the scripts, for example --model resnet18
 """
 import argparse
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -23,159 +20,88 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import utils
 
-SCRIPTS = ("single_gpu.py", "dp.py", "multigpu_spawn.py", "multigpu_torchrun.py", "multinode.py")
-EPOCH = re.compile(r"epoch +\d+/\d+ \| loss (\S+) \| accuracy \S+% \| (\S+) samples/s")
+EPOCH = re.compile(r"epoch \d+/\d+ \| loss (\S+) \| .* \| ([\d,]+) samples/s")
 WARM_UP = 2  # epochs left out
-ON_GPU = """  # runs a script on another GPU than the first
-import runpy, sys, torch
-torch.accelerator.set_device_index({})
-sys.argv = sys.argv[1:]
-sys.path.insert(0, sys.argv[0].rpartition("/")[0])
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-PEAK = """  # each process writes down, as it ends, the most memory that its tensors had on a device
-import atexit, os, sys
-def write():
-    found = getattr(sys.modules.get("torch"), "accelerator", None)
-    if found and (peaks := [*map(found.max_memory_allocated, range(found.device_count()))]):
-        open(f"{os.getpid()}.peak", "w").write(str(max(peaks)))
-atexit.register(write)
-"""
-HEAD = ("style", "processes", "samples/s", "speed-up", "relative to independent runs",
-        "seconds to the first epoch's end", "host memory of the largest process, MB",
-        "most memory of tensors on one GPU, MB", "final loss")
 
 
-def parse_args(gpus):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--scripts", nargs="+", choices=SCRIPTS, default=SCRIPTS, metavar="SCRIPT",
-        help="what to compare with single_gpu.py (default: all)")
-    add("--gpus", type=utils.positive, nargs="+", metavar="N", help="numbers of processes, one for "
-        "each GPU, or where there is none on the CPU's cores (default: 1, 2, 4, ... and all)")
-    add("--model", default="cnn", help="(default: cnn)")
-    add("--dataset", default="synthetic", help="(default: synthetic)")
-    add("--batch-size", type=utils.positive, default=960,
-        help="samples a step over all devices (default: 960)")
-    add("--epochs", type=utils.positive, default=200 if gpus else 12,
-        help=f"of a run; {WARM_UP} of them warm up (default: %(default)s)")
-    add("--rounds", type=utils.positive, default=3, help="of all the runs (default: 3)")
-    args = parser.parse_args()
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=utils.HelpFormatter)
+    parser.add_argument("--rounds", type=utils.positive, default=3, help="rounds of all the runs")
+    parser.add_argument("--epochs", type=utils.positive, default=20, help=f"epochs of a run; {WARM_UP} of them warm up")
+    parser.add_argument("--devices", type=utils.positive, nargs="+", help="numbers of devices, instead of those above")
+    parser.add_argument("--device", default=utils.find_device(), help="device to train on")
+    args, args.others = parser.parse_known_args()
     if args.epochs <= WARM_UP:
         parser.error(f"argument --epochs: {args.epochs} is not above {WARM_UP}, which warm up")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    most = gpus or cores
-    usual = [n for n in (1, 2, 4, 8, 16, most) if n <= most and args.batch_size % n == 0]
-    args.gpus = sorted({*(args.gpus or usual)})
     return args
 
 
-def count_gpus():
-    return torch.accelerator.device_count() if utils.find_device() != "cpu" else 0
+def find_jobs(args):
+    """Each script, and on how many devices; the first is what the others are compared with."""
+    on_cpu = args.device == "cpu"
+    most = 2 if on_cpu else torch.accelerator.device_count()
+    counts = args.devices or [n for n in (1, 2, 4, 8) if n <= most]
+    scripts = ["dp.py", "multigpu_spawn.py", "multigpu_torchrun.py"]
+    return [("single_gpu.py", 1), *((script, n) for script in scripts[on_cpu:] for n in counts)]  # dp.py needs GPUs
 
 
-def jobs_of(args):
-    """What a round consists of: name, processes and devices, and how to measure it."""
-    jobs = {("single_gpu.py", 1, 1): partial(run, "single_gpu.py", 1, args, args.batch_size)}
-    if "dp.py" in args.scripts and (n := count_gpus()):  # it uses all of them
-        jobs[f"dp.py on {n} GPUs", 1, n] = partial(run, "dp.py", n, args, args.batch_size)
-    for script in SCRIPTS[2:]:
-        for n in args.gpus if script in args.scripts else []:
-            jobs[script, n, n] = partial(run, script, n, args, args.batch_size)
-    for n in sorted({2, max(args.gpus)} & {*args.gpus} - {1}):
-        share = args.batch_size // n
-        jobs[alone(share), 1, 1] = partial(run, "single_gpu.py", 1, args, share)
-        jobs[alone(share), n, n] = partial(run_apart, n, args, share)
-    return jobs
+def environment(devices):
+    """One thread for each process, and so many GPUs visible: dp.py uses all that it sees."""
+    changed = {"OMP_NUM_THREADS": "1"}
+    for name in ("CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):  # of NVIDIA and AMD; of Intel
+        visible = os.environ.get(name, "0,1,2,3,4,5,6,7").split(",")
+        changed[name] = ",".join(visible[:devices])
+    return {**os.environ, **changed}
 
 
-def alone(batch_size):
-    return f"single_gpu.py --batch-size {batch_size}"
-
-
-def run(script, devices, args, batch_size, gpu=0):
-    """One run of a script: its speed, the seconds to its first epoch, its memory, its last loss."""
-    command = [sys.executable, str(ROOT / script)]
-    if gpu:
-        command[1:1] = ["-c", ON_GPU.format(gpu)]
-    if script in ("multigpu_torchrun.py", "multinode.py"):
-        command[1:1] = ["-m", "torch.distributed.run", "--standalone",
-                        f"--nproc_per_node={devices}"]
-    command += [str(args.epochs), str(args.epochs), "--batch-size", str(batch_size), "--model",
-                args.model, "--dataset", args.dataset, "--data-dir", str(ROOT / "data")]
+def run(script, devices, args):
+    """The samples/s in the median of a run's epochs, and its last loss."""
+    command = [sys.executable, ROOT / script, str(args.epochs), str(args.epochs), "--device", args.device,
+               "--data-dir", ROOT / "data", *args.others]
     if script == "multigpu_spawn.py":
         command += ["-g", str(devices)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    first, losses, seconds = None, [], []
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
-        if count_gpus():
-            Path(folder, "sitecustomize.py").write_text(PEAK)
-            env["PYTHONPATH"] = ":".join(filter(None, (env.get("PYTHONPATH"), folder)))
-        start = time.perf_counter()
-        process = subprocess.Popen(command, cwd=folder, env=env, text=True,
-                                   stdout=subprocess.PIPE, stderr=errors)
-        for line in process.stdout:
-            if epoch := EPOCH.match(line):
-                first = first or time.perf_counter() - start
-                losses.append(float(epoch[1]))
-                seconds.append(1 / float(epoch[2].replace(",", "")))  # a sample, in this epoch
-        _, process.returncode, usage = os.wait4(process.pid, 0)  # usage: also of what it waited for
-        if process.returncode:
-            errors.seek(0)
-            sys.exit(f"{' '.join(command)} failed:\n{errors.read()}")
-        peaks = [int(file.read_text()) for file in Path(folder).glob("*.peak")]
-    return {"samples/s": 1 / statistics.mean(seconds[WARM_UP:]), "first epoch, s": first,
-            "memory, MB": usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),
-            "GPU, MB": max(peaks, default=0) / 2**20, "loss": losses[-1]}  # 0: not known
+    if script == "multigpu_torchrun.py":
+        command[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={devices}"]
+    with tempfile.TemporaryDirectory() as folder:  # for the checkpoint
+        done = subprocess.run(command, cwd=folder, env=environment(devices), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{done.stderr}")
+    epochs = EPOCH.findall(done.stdout)
+    return median(float(speed.replace(",", "")) for _, speed in epochs[WARM_UP:]), epochs[-1][0]
 
 
-def run_apart(devices, args, batch_size):
-    """As many single_gpu.py at once: all the arithmetic of a DDP job, and no communication."""
-    with ThreadPoolExecutor(devices) as pool:
-        runs = list(pool.map(lambda gpu: run("single_gpu.py", 1, args, batch_size, gpu),
-                             range(devices) if count_gpus() else [0] * devices))
-    return {name: (sum if name == "samples/s" else max)(run[name] for run in runs)
-            for name in runs[0]}
-
-
-def measure(args, jobs):
-    """The runs of each job, a round of all jobs after the other."""
-    measured = {job: [] for job in jobs}
+def measure(args):
+    """The runs of each job."""
+    runs = {job: [] for job in find_jobs(args)}
     for number in range(1, args.rounds + 1):
-        for job, start in jobs.items():
-            print(f"round {number} of {args.rounds}: {job[0]}, processes: {job[1]}",
-                  file=sys.stderr, flush=True)
-            measured[job].append(start())
-    return measured
+        for script, devices in runs:
+            print(f"round {number} of {args.rounds}: {script}, devices: {devices}", file=sys.stderr)
+            runs[script, devices].append(run(script, devices, args))
+    return runs
 
 
-def ratios(runs, others):
-    return [run["samples/s"] / other["samples/s"] for run, other in zip(runs, others)]
+def spread(values, form):
+    return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
-def spread(values, digits=0):
-    if not values:
-        return ""
-    low, middle, high = min(values), statistics.median(values), max(values)
-    return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
+def describe(device):
+    if device == "cpu":
+        return "CPU"
+    name = getattr(torch.get_device_module(device), "get_device_name", lambda: device)
+    return f"{torch.accelerator.device_count()} of {name()}"
 
 
 def main():
-    args = parse_args(count_gpus())
-    measured = measure(args, jobs_of(args))
-    rows = [HEAD, ["---"] * len(HEAD)]
-    for (style, processes, devices), runs in measured.items():
-        apart = measured.get((alone(args.batch_size // devices), devices, devices), [])
-        rows.append([style, processes, spread([run["samples/s"] for run in runs]),
-                     spread(ratios(runs, measured["single_gpu.py", 1, 1]), 2),
-                     spread(ratios(runs, apart), 2) if style in SCRIPTS[2:] else "",
-                     f"{statistics.median(run['first epoch, s'] for run in runs):.1f}",
-                     f"{statistics.median(run['memory, MB'] for run in runs):,.0f}",
-                     f"{peak:,.0f}" if (peak := max(run["GPU, MB"] for run in runs)) else "",
-                     f"{runs[-1]['loss']:.4f}"])
-    for row in rows:
-        print(f"| {' | '.join(map(str, row))} |")
+    args = parse_args()
+    runs = measure(args)
+    print(" ".join(["python tools/benchmark.py", *sys.argv[1:]]), "on", describe(args.device),
+          f"with {os.cpu_count()} CPU cores and torch {torch.__version__}\n")
+    print("| script | devices | samples/s | speed-up | final loss |\n|---|---|---|---|---|")
+    speeds = {job: [speed for speed, _ in done] for job, done in runs.items()}
+    for (script, devices), done in speeds.items():
+        speed_up = [speed / alone for speed, alone in zip(done, speeds["single_gpu.py", 1])]
+        losses = sorted({loss for _, loss in runs[script, devices]})
+        print(f"| {script} | {devices} | {spread(done, ',.0f')} | {spread(speed_up, '.2f')} | {', '.join(losses)} |")
 
 
 if __name__ == "__main__":

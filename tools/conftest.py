@@ -1,0 +1,1 @@
+from fixtures import folder, hosts, slurm  # noqa: F401
