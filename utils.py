@@ -10,7 +10,7 @@ import time
 import zipfile
 
 import torch
-import torch.distributed.nn  # import it before the group exists: later, gloo may abort at exit
+import torch.distributed.nn  # unused; import it before the group exists, or gloo may abort at exit
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
@@ -30,7 +30,7 @@ def build_model(name):
 
 def synthetic_data():
     """Ten noisy patterns, drawn as integers so that every machine gets the same bits."""
-    train, held_out = 3840, 509  # 509 is prime, so ranks never get equal shares
+    train, held_out = 3840, 509  # 509 is prime, so several ranks get unequal shares
     generator = torch.Generator().manual_seed(0)
     draw = functools.partial(torch.randint, generator=generator, dtype=torch.int16)
     patterns = draw(-8, 9, (10, 3, 4, 4))
@@ -80,12 +80,12 @@ def parse_args(doc, spawn=False):
     parser = argparse.ArgumentParser(description=doc, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("total_epochs", type=positive, nargs="?", default=50,
-        help="epochs in total, with those of an earlier run")
+        help="epochs in total, including those of an earlier run")
     add("save_every", type=positive, nargs="?", default=10,
-        help="epochs between saves; the last is always saved")
+        help="epochs between saves; the last epoch is always saved")
     add("--batch-size", "--batch_size", type=positive, default=960,
         help="samples per step, of all processes together")
-    add("--lr", type=float, default=0.018, help="learning rate; a resumed run keeps its own")
+    add("--lr", type=float, default=0.018, help="of a new run; a resumed one keeps its own")
     add("--dataset", choices=["synthetic", "FashionMNIST", "MNIST", "CIFAR10"], default="synthetic",
         help="synthetic is made in memory")
     add("--data-dir", default="data", help="folder for a real dataset, downloaded if missing")
@@ -94,7 +94,7 @@ def parse_args(doc, spawn=False):
     add("--device", choices=sorted({device, "cpu"}), default=device, help="device to train on")
     add("--checkpoint", type=pathlib.Path, default=f"{pathlib.Path(sys.argv[0]).stem}.pt",
         help="file to save to, and to resume from if it exists")
-    add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # from torch.distributed.launch
+    add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     if spawn:
         gpus = torch.accelerator.device_count() if device != "cpu" else 2
         add("-n", "--nodes", type=positive, default=1, help="machines")
@@ -111,7 +111,7 @@ def parse_args(doc, spawn=False):
 def read_checkpoint(args):
     """The checkpoint, on the CPU; None if there is none."""
     if args.checkpoint.exists():
-        # The file is a zip archive: testzip compares its checksums, which torch.load does not.
+        # The file is a zip archive. testzip verifies its checksums; torch.load does not.
         assert not zipfile.ZipFile(args.checkpoint).testzip(), f"{args.checkpoint} is damaged"
         return torch.load(args.checkpoint, map_location="cpu", weights_only=True)
 
@@ -132,7 +132,7 @@ def time_to_save(args, epoch):
 def save(args, model_state, optimizer_state, epoch, **more):
     """Write a temporary file, then rename it: a kill leaves the old file or the new one, intact."""
     checkpoint = {"model": model_state, "optimizer": optimizer_state, "epoch": epoch + 1, **more}
-    temporary = f"{args.checkpoint}.{os.getpid()}.tmp"  # not that of another job
+    temporary = f"{args.checkpoint}.{os.getpid()}.tmp"  # one per process: jobs do not share it
     with open(temporary, "wb") as file:
         torch.save(checkpoint, file)
         os.fsync(file.fileno())

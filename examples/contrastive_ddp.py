@@ -6,7 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # loaded after a group is made, it can abort gloo at exit
+import torch.distributed.nn  # unused; import it before the group exists, or gloo may abort at exit
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -19,8 +19,8 @@ def ddp_setup():
         dist.init_process_group("gloo")
         return torch.device("cpu")
     device = torch.device(found.type, int(os.environ["LOCAL_RANK"]))
-    torch.accelerator.set_device_index(device)  # first: otherwise each process also uses GPU 0
-    dist.init_process_group(device_id=device)  # by its own backend: nccl for CUDA
+    torch.accelerator.set_device_index(device)  # otherwise every process also uses memory of GPU 0
+    dist.init_process_group(device_id=device)  # selects nccl for NVIDIA and AMD, xccl for Intel
     return device
 
 
@@ -92,7 +92,7 @@ def evaluate(model, val_set, device):
 def main(args, device):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set = load_data(4800, seed=0), load_data(397, seed=1)
-    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats samples
+    sampler = DistributedSampler(train_set, drop_last=True)  # shuffles; drop_last: no sample twice
     assert args.batch_size % world_size == 0, f"--batch-size must be a multiple of {world_size}"
     train_loader = DataLoader(
         train_set, args.batch_size // world_size, sampler=sampler, drop_last=True)
@@ -114,13 +114,13 @@ def main(args, device):
 
 
 if __name__ == "__main__":
-    if "LOCAL_RANK" not in os.environ:
-        raise SystemExit(__doc__)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=96)
     parser.add_argument("--save", default="contrastive.pt")
     args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit(__doc__)
     device = ddp_setup()
     main(args, device)
-    dist.destroy_process_group()
+    dist.destroy_process_group()  # main has returned, so its model, which holds the group, is gone

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # loaded after a group is made, it can abort gloo at exit
+import torch.distributed.nn  # unused; import it before the group exists, or gloo may abort at exit
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -21,8 +21,8 @@ def ddp_setup():
         dist.init_process_group("gloo")
         return torch.device("cpu")
     device = torch.device(found.type, int(os.environ["LOCAL_RANK"]))
-    torch.accelerator.set_device_index(device)  # first: otherwise each process also uses GPU 0
-    dist.init_process_group(device_id=device)  # by its own backend: nccl for CUDA
+    torch.accelerator.set_device_index(device)  # otherwise every process also uses memory of GPU 0
+    dist.init_process_group(device_id=device)  # selects nccl for NVIDIA and AMD, xccl for Intel
     return device
 
 
@@ -66,7 +66,7 @@ def resume(checkpoint, model, optimizer, schedule):
 
 def save(checkpoint, path):
     """Write a temporary file, then rename it: a kill leaves the old file or the new one, intact."""
-    temporary = f"{path}.{os.getpid()}.tmp"  # not that of another job
+    temporary = f"{path}.{os.getpid()}.tmp"  # one per process, so two jobs do not share it
     with open(temporary, "wb") as file:
         torch.save(checkpoint, file)
         os.fsync(file.fileno())
@@ -119,8 +119,8 @@ def evaluate(model, loader, device):
 def main(args, device):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set = load_data(600, seed=1), load_data(101, seed=2)
-    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
-    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats samples
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # each sample on one rank only
+    sampler = DistributedSampler(train_set, drop_last=True)  # shuffles; drop_last: no sample twice
     assert args.batch_size % world_size == 0, f"--batch-size must be a multiple of {world_size}"
     batch_size = args.batch_size // world_size
     val_loader = DataLoader(val_set, PART)
@@ -131,8 +131,8 @@ def main(args, device):
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, total_iters=args.max_steps)
     checkpoint = [read_checkpoint(args.checkpoint) if rank == 0 else None]
     dist.broadcast_object_list(checkpoint)  # other machines may not see the file
-    steps_done = resume(checkpoint.pop(), model, optimizer, schedule)  # pop: keep no second copy
-    model = DDP(model)  # backward averages all ranks' gradients
+    steps_done = resume(checkpoint.pop(), model, optimizer, schedule)  # pop frees its memory
+    model = DDP(model)  # backward averages all ranks' gradients; device_ids is not needed
 
     batches = endless(train_set, batch_size, sampler, steps_done)
     for step in range(steps_done + 1, args.max_steps + 1):
@@ -145,7 +145,7 @@ def main(args, device):
             if rank == 0:
                 print(f"step {step}/{args.max_steps} | loss {loss.item():.4f}", flush=True)
         if step % 10 == 0:
-            sums = evaluate(model.module, val_loader, device)  # DDP's forward can wait for others
+            sums = evaluate(model.module, val_loader, device)  # DDP could hang: shares are unequal
             dist.all_reduce(sums)  # adds up all ranks' sums
             loss, correct, count = sums.tolist()
             if rank == 0:
@@ -157,13 +157,13 @@ def main(args, device):
 
 
 if __name__ == "__main__":
-    if "LOCAL_RANK" not in os.environ:
-        raise SystemExit(__doc__)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--max-steps", type=int, default=200)
     parser.add_argument("--batch-size", type=int, default=24, help="sequences in a step")
     parser.add_argument("--checkpoint", default="steps.pt")
     args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit(__doc__)
     device = ddp_setup()
     main(args, device)
-    dist.destroy_process_group()
+    dist.destroy_process_group()  # main has returned, so its model, which holds the group, is gone

@@ -7,7 +7,7 @@ import random
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # loaded after a group is made, it can abort gloo at exit
+import torch.distributed.nn  # unused; import it before the group exists, or gloo may abort at exit
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -21,8 +21,8 @@ def ddp_setup():
         dist.init_process_group("gloo")
         return torch.device("cpu")
     device = torch.device(found.type, int(os.environ["LOCAL_RANK"]))
-    torch.accelerator.set_device_index(device)  # first: otherwise each process also uses GPU 0
-    dist.init_process_group(device_id=device)  # by its own backend: nccl for CUDA
+    torch.accelerator.set_device_index(device)  # otherwise every process also uses memory of GPU 0
+    dist.init_process_group(device_id=device)  # selects nccl for NVIDIA and AMD, xccl for Intel
     return device
 
 
@@ -87,7 +87,7 @@ def main(args, device):
     torch.manual_seed(0)
     model = Tagger().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model = DDP(model)  # backward averages all ranks' gradients
+    model = DDP(model)  # backward averages all ranks' gradients; device_ids is not needed
 
     for epoch in range(args.epochs):
         sums = train_epoch(model, loader, optimizer, device)
@@ -100,8 +100,6 @@ def main(args, device):
 
 
 if __name__ == "__main__":
-    if "LOCAL_RANK" not in os.environ:
-        raise SystemExit(__doc__)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--samples", type=int, default=3001)
@@ -109,6 +107,8 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--save", default="stream.pt")
     args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit(__doc__)
     device = ddp_setup()
     main(args, device)
-    dist.destroy_process_group()
+    dist.destroy_process_group()  # main has returned, so its model, which holds the group, is gone

@@ -6,7 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # loaded after a group is made, it can abort gloo at exit
+import torch.distributed.nn  # unused; import it before the group exists, or gloo may abort at exit
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -19,8 +19,8 @@ def ddp_setup():
         dist.init_process_group("gloo")
         return torch.device("cpu")
     device = torch.device(found.type, int(os.environ["LOCAL_RANK"]))
-    torch.accelerator.set_device_index(device)  # first: otherwise each process also uses GPU 0
-    dist.init_process_group(device_id=device)  # by its own backend: nccl for CUDA
+    torch.accelerator.set_device_index(device)  # otherwise every process also uses memory of GPU 0
+    dist.init_process_group(device_id=device)  # selects nccl for NVIDIA and AMD, xccl for Intel
     return device
 
 
@@ -60,7 +60,7 @@ def resume(checkpoint, model, optimizer, schedule):
 
 def save(checkpoint, path):
     """Write a temporary file, then rename it: a kill leaves the old file or the new one, intact."""
-    temporary = f"{path}.{os.getpid()}.tmp"  # not that of another job
+    temporary = f"{path}.{os.getpid()}.tmp"  # one per process, so two jobs do not share it
     with open(temporary, "wb") as file:
         torch.save(checkpoint, file)
         os.fsync(file.fileno())
@@ -95,8 +95,8 @@ def evaluate(model, loader, device):
 def main(args, device):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set = load_data(2040, seed=1), load_data(509, seed=2)
-    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # no sample twice, no padding
-    sampler = DistributedSampler(train_set, drop_last=True)  # else it repeats samples
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # each sample on one rank only
+    sampler = DistributedSampler(train_set, drop_last=True)  # shuffles; drop_last: no sample twice
     assert args.batch_size % world_size == 0, f"--batch-size must be a multiple of {world_size}"
     train_loader = DataLoader(train_set, args.batch_size // world_size, sampler=sampler)
     val_loader = DataLoader(val_set, args.batch_size // world_size)
@@ -107,24 +107,24 @@ def main(args, device):
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     checkpoint = [read_checkpoint(args.checkpoint) if rank == 0 else None]
     dist.broadcast_object_list(checkpoint)  # other machines may not see the file
-    epochs_done, best = resume(checkpoint.pop(), model, optimizer, schedule)  # pop: no second copy
-    if device.type != "cpu":  # BatchNorm over the whole batch; this layer needs a GPU
+    epochs_done, best = resume(checkpoint.pop(), model, optimizer, schedule)  # pop frees its memory
+    if device.type != "cpu":  # normalise over the whole batch; on CPUs, over each rank's part
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    model = DDP(model)  # backward averages all ranks' gradients
+    model = DDP(model)  # backward averages all ranks' gradients; device_ids is not needed
 
     for epoch in range(epochs_done, args.epochs):
         sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
         torch.manual_seed(epoch * world_size + rank)  # dropout masks differ by rank and epoch
         train_sums = train_epoch(model, train_loader, optimizer, device)
-        for buffer in model.buffers():  # the BatchNorm statistics that rank 0 saves
+        for buffer in model.buffers():  # all evaluate with rank 0's BatchNorm statistics, as saved
             dist.broadcast(buffer, src=0)
-        val_sums = evaluate(model.module, val_loader, device)  # DDP's forward can wait for others
+        val_sums = evaluate(model.module, val_loader, device)  # DDP could hang: shares are unequal
         dist.all_reduce(train_sums)  # adds up all ranks' sums
         dist.all_reduce(val_sums)
         schedule.step()
         loss, trained, correct, tested = *train_sums.tolist(), *val_sums.tolist()
         accuracy = correct / tested
-        improved = accuracy > best
+        improved = accuracy > best  # the same on all ranks, so that all decide alike
         best = max(best, accuracy)
         if rank == 0:
             print(f"epoch {epoch + 1}/{args.epochs} | loss {loss / trained:.4f} "
@@ -137,14 +137,14 @@ def main(args, device):
 
 
 if __name__ == "__main__":
-    if "LOCAL_RANK" not in os.environ:
-        raise SystemExit(__doc__)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=48)
     parser.add_argument("--checkpoint", default="waves.pt")
     args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit(__doc__)
     device = ddp_setup()
-    # Data that may be missing: let local rank 0 download it here, as in multigpu_torchrun.py.
+    # If data must be downloaded, let local rank 0 do it here; the others wait at dist.barrier().
     main(args, device)
-    dist.destroy_process_group()
+    dist.destroy_process_group()  # main has returned, so its model, which holds the group, is gone

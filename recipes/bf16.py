@@ -19,7 +19,7 @@ def ddp_setup(args):
         return torch.device("cpu")
     device = torch.device(args.device, int(os.environ["LOCAL_RANK"]))
     torch.accelerator.set_device_index(device)  # otherwise every process also uses memory of GPU 0
-    dist.init_process_group(device_id=device)  # backend: nccl on NVIDIA and AMD, xccl on Intel
+    dist.init_process_group(device_id=device)  # selects nccl for NVIDIA and AMD, xccl for Intel
     return device
 
 
@@ -54,7 +54,7 @@ def main(args, device):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set = utils.load_data(args)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # each sample on one rank only
-    sampler = DistributedSampler(train_set, drop_last=True)  # otherwise it repeats some samples
+    sampler = DistributedSampler(train_set, drop_last=True)  # shuffles; drop_last: no sample twice
     assert args.batch_size % world_size == 0, f"--batch-size must be a multiple of {world_size}"
     options = dict(batch_size=args.batch_size // world_size,
                    num_workers=args.workers, pin_memory=device.type != "cpu")
@@ -74,9 +74,9 @@ def main(args, device):
         sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
         torch.manual_seed(epoch * world_size + rank)  # dropout masks differ by rank and epoch
         train_sums = train_epoch(model, train_loader, optimizer, device)
-        for buffer in model.buffers():  # BatchNorm's statistics: evaluate those that rank 0 saves
+        for buffer in model.buffers():  # all evaluate with rank 0's BatchNorm statistics, as saved
             dist.broadcast(buffer, src=0)
-        val_sums = evaluate(model.module, val_loader, device)  # DDP may wait for a finished rank
+        val_sums = evaluate(model.module, val_loader, device)  # DDP could hang: shares are unequal
         dist.all_reduce(train_sums)  # adds up all ranks' sums
         dist.all_reduce(val_sums)
         if rank == 0:
@@ -89,11 +89,11 @@ if __name__ == "__main__":
     args = utils.parse_args(__doc__)
     if "LOCAL_RANK" not in os.environ:
         raise SystemExit(__doc__)
-    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:  # some launchers lack it
+    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:  # if unset, refuse as well
         raise SystemExit("several machines may not all see the checkpoint: use multinode.py")
     device = ddp_setup(args)
     if os.environ["LOCAL_RANK"] == "0":
         utils.load_data(args)  # downloads what is missing
-    dist.barrier()  # the other ranks wait here
+    dist.barrier()  # all ranks wait here until local rank 0 has the data
     main(args, device)
-    dist.destroy_process_group()  # after main, whose model would keep the group alive
+    dist.destroy_process_group()  # main has returned, so its model, which holds the group, is gone

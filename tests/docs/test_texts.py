@@ -20,10 +20,6 @@ def test_readme_leads_to_every_chapter_and_every_link_between_the_chapters_leads
         assert target.exists() and anchor in places, (file, path, anchor)
 
 
-def test_readme_shows_how_multigpu_spawn_starts_as_it_is():
-    assert block("def run(local_rank") in (ROOT / "multigpu_spawn.py").read_text()
-
-
 def options_in(text):
     return {*re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", text)}
 

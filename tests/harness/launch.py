@@ -45,7 +45,9 @@ def is_example(script):
 
 def device_of(script):
     """That of pytest's --device; DataParallel takes the GPUs whenever there are some, and the examples are kept from them."""
-    return utils.find_device() if Path(script).name == "dp.py" else "cpu" if is_example(script) else os.environ.get("TEST_DEVICE", "cpu")
+    if Path(script).name == "dp.py":
+        return utils.find_device()
+    return "cpu" if is_example(script) else os.environ.get("TEST_DEVICE", "cpu")  # the tests of tools have no --device
 
 
 def options(script, processes):

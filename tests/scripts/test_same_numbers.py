@@ -10,7 +10,7 @@ from results import check_close, check_equal, check_same_bits, figures
 
 @pytest.mark.parametrize("script, processes", [
     ("dp.py", 1), *(("multigpu_torchrun.py", processes) for processes in range(1, 7)),
-    ("multigpu_spawn.py", 2), ("multinode.py", 3), ("recipes/preempt.py", 2), ("recipes/fsdp.py", 2)])
+    ("multigpu_spawn.py", 2), ("multinode.py", 3), ("recipes/preempt.py", 4), ("recipes/fsdp.py", 3)])
 def test_any_number_of_processes_trains_the_weights_of_one(script, processes):
     """Where nothing comes out even: one sample is missing for a fourth batch of 60, so that a repeated one would be seen."""
     options, before = (2, "--batch-size", 60, "--checkpoint"), IN_FLOAT64 + little_data(239, 101)

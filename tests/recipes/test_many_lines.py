@@ -1,7 +1,12 @@
-"""recipes/loop.py: a whole training loop keeps its best model and stops. recipes/preempt.py: a preempted run loses no step."""
+"""loop.py keeps its best model and stops; each rank of fsdp.py holds its shard; a preempted run of preempt.py loses no step."""
+from pathlib import Path
+
+import pytest
 import torch
 from launch import IN_FLOAT64, SMALL, after, little_data, train
 from results import check_equal, figures, load
+
+import utils
 
 LITTLE_DATA = little_data(144, 51)
 
@@ -27,6 +32,21 @@ def test_the_loop_keeps_its_best_model_and_stops_in_all_ranks_where_nothing_gets
     assert f"saved loop.pt.best after epoch {best}\n" in stopped and len(figures(stopped)) == best + 10
     assert stopped.endswith(f"saved loop.pt after epoch {best + 10}\nstopped: no improvement since epoch {best}\n")
     assert again.endswith(f"stopped: no improvement since epoch {best}\n") and not figures(again)
+
+
+def test_a_model_trains_as_it_does_whole_and_each_rank_holds_its_shard_of_weights_gradients_and_momentum():
+    """11 and 10 held-out samples in batches of 5: rank 0 has a batch more, whose forward rank 1 must attend."""
+    options, few = (1, "--batch-size", 10, "--model", "resnet18"), IN_FLOAT64 + little_data(20, 21)
+    whole = train("multigpu_torchrun.py", *options, before=few)
+    sharded = train("recipes/fsdp.py", *options, before=few + after("torch.optim.SGD.step", """
+        shards = [each for shard, state in given[0].state.items() for each in (shard, shard.grad, state["momentum_buffer"])]
+        log(sum(each.to_local().nbytes for each in shards))
+    """))
+    assert figures(sharded.stdout) == figures(whole.stdout)
+    check_equal("fsdp.pt", "multigpu_torchrun.pt")
+    weights = sum(weight.numel() for weight in utils.build_model("resnet18").parameters())
+    for log in ("log.0", "log.1"):
+        assert int(Path(log).read_text().split()[-1]) == pytest.approx(3 * 8 * weights / 2, rel=0.03)
 
 
 def signals(step, name, ranks):
