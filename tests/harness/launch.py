@@ -17,6 +17,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun sets it; what is forked later must not have used threads
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # another way to look for GPUs cannot be followed by a fork
+
 import pytest
 import torch
 import torch._dynamo
@@ -114,8 +117,3 @@ def after(function, lines):
 def hold(function, until):
     """Each rank waits after a call of a function until an expression is true."""
     return after(function, f"while not ({until}): time.sleep(0.05)")
-
-
-def killed_after(passes):
-    """Each rank is killed after so many backward passes."""
-    return after("torch.Tensor.backward", f"if call == {passes}: os.kill(os.getpid(), signal.SIGKILL)")
