@@ -1,6 +1,11 @@
 import os
 
-from fixtures import folder, hosts, slurm  # noqa: F401
+import pytest
+
+pytest.register_assert_rewrite("chapters", "hosts", "launch", "processes", "results")  # their assertions too show what differs
+
+from hosts import hosts, slurm  # noqa: F401
+from processes import folder  # noqa: F401
 
 
 def pytest_addoption(parser):

@@ -1,1 +1,2 @@
-from fixtures import folder, hosts, slurm  # noqa: F401
+from hosts import hosts, slurm  # noqa: F401
+from processes import folder  # noqa: F401

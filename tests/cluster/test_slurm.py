@@ -5,10 +5,11 @@ from pathlib import Path
 
 from hosts import end, on_one_device
 from launch import EXACT, ROOT, SMALL, after
+from processes import HARNESS
 from results import figures, load
 
 # In its second epoch a job waits, so that there is something left to train, until the test has touched `go`.
-WAITS = "import sys\nfrom pathlib import Path\n" + after("torch.optim.SGD.step", """
+WAITS = after("torch.optim.SGD.step", """
     if call == 8:
         Path("waits." + Path(sys.argv[0]).stem).touch()
         while not (signal.sigpending() or os.path.exists("go")):
@@ -27,7 +28,7 @@ def test_batch_jobs_go_on_after_the_time_limit_and_after_preemption_and_srun_sta
     host, other = slurm
     host.folder = shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "*.pt"), dirs_exist_ok=True)
     (folder / "sitecustomize.py").write_text(EXACT + WAITS)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{HARNESS}")
     lines = {"multinode": "--nodes=2 --gpus-per-node=1 multinode.sbatch multinode.py",
              "preempt": f"--nodelist={other.name} --gpus-per-node=2 multinode.sbatch -m recipes.preempt"}  # for one machine
     multinode, preempt = jobs = [host.run(*f"sbatch --parsable --cpus-per-task=3 {line} 3 1 --device cpu".split(), *SMALL)

@@ -31,11 +31,9 @@ def test_every_command_in_a_chapter_or_at_the_top_of_a_script_names_files_and_op
 
     launcher = options_in(get_args_parser().format_help())
     scripts = [*ROOT.glob("*.py"), *ROOT.glob("recipes/*.py"), *ROOT.glob("examples/*.py")]
-    texts = [*blocks("sh"), *(file.read_text().partition("import ")[0] for file in scripts)]
-    lines = "\n".join(texts).replace("\\\n", "")
-    commands = re.findall(r"(?:python|torchrun) (.*?)(?:$|&&|  #)", lines, re.MULTILINE)
+    lines = "\n".join([*blocks("sh"), *(file.read_text().partition("import ")[0] for file in scripts)]).replace("\\\n", "")
     files = 0
-    for command in commands:
+    for command in re.findall(r"(?:python|torchrun) (.*?)(?:$|&&|  #)", lines, re.MULTILINE):
         command = re.sub(r'"[^"]*"', "", command)  # commands for another command
         command = re.sub(r"-m recipes\.(\w+)", r"recipes/\1.py", command)
         if file := re.search(r"[\w/]+\.py|tools/\w+", command):

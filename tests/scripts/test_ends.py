@@ -4,9 +4,8 @@ import re
 import signal
 from pathlib import Path
 
-import torch
 from launch import LITTLE_DATA, SMALL, after, hold, start, train
-from results import figures, load
+from results import check_same_bits, figures, load
 
 
 def test_an_exception_in_one_rank_ends_all_and_is_shown_above_torchruns_summary():
@@ -21,7 +20,7 @@ def test_a_signal_ends_every_process():
         ("multigpu_spawn.py", 0, os.kill, signal.SIGKILL),
         ("multigpu_torchrun.py", 1, os.killpg, signal.SIGINT),  # all of them, as by Ctrl-C
         ("multigpu_torchrun.py", 1, os.kill, signal.SIGTERM)]
-    stays = "import utils\n" + hold("utils.report", until="False")  # in its first epoch, and leaves the cores to the others
+    stays = hold("utils.report", until="False")  # in its first epoch, and leaves the cores to the others
     jobs = [start(script, 1, "--workers", workers, before=stays) for script, workers, *_ in cases]
     for job, (_, _, kill, what) in zip(jobs, cases):
         job.wait_for(" 1/1 ")
@@ -53,19 +52,18 @@ def test_a_killed_rank_costs_no_bit_under_torchrun_with_restarts():
     assert job.wait() == 0 and "multigpu_torchrun.pt: 2 of 4 epochs done" in job.stdout
     undisturbed = train(*line, "--checkpoint", "undisturbed.pt", before=LITTLE_DATA)
     assert figures(job.stdout) == figures(undisturbed.stdout)
-    torch.testing.assert_close(load("multigpu_torchrun.pt"), load("undisturbed.pt"), rtol=0, atol=0)
+    check_same_bits("multigpu_torchrun.pt", "undisturbed.pt")
 
 
 def test_a_kill_while_saving_leaves_the_checkpoint_before():
-    line = "single_gpu.py", 3, 1, *SMALL, "--checkpoint", "run.pt"
-    dies_at_the_second = after("os.fsync", "if os.path.exists('run.pt'): os.kill(os.getpid(), signal.SIGKILL)")
-    train(*line, status=-9, before=LITTLE_DATA + dies_at_the_second)
-    assert "run.pt: 1 of 3 epochs done" in train(*line, before=LITTLE_DATA).stdout
+    line = "single_gpu.py", 3, 1, *SMALL
+    train(*line, status=-9, before=LITTLE_DATA + after("os.fsync", "if call == 2: os.kill(os.getpid(), signal.SIGKILL)"))
+    assert "single_gpu.pt: 1 of 3 epochs done" in train(*line, before=LITTLE_DATA).stdout
 
 
 def test_a_disk_that_fills_up_ends_the_run_and_leaves_the_checkpoint_before():
     """Once the first epoch is saved, no file may exceed 100 KiB."""
-    fills_up = "import resource\n" + after("os.replace", "resource.setrlimit(resource.RLIMIT_FSIZE, (102400, 102400))")
+    fills_up = after("os.replace", "resource.setrlimit(resource.RLIMIT_FSIZE, (102400, 102400))")
     job = train("multigpu_torchrun.py", 3, 1, *SMALL, status=1, before=LITTLE_DATA + fills_up)
     assert "OSError: [Errno 27] File too large" in job.stderr and load("multigpu_torchrun.pt")["epoch"] == 1
 

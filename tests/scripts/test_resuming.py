@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import EXACT, LITTLE_DATA, ROOT, SCRIPTS, SMALL, WITHOUT_LAUNCHER, train
-from results import check_equal, figures, load
-from runs import check_resuming
+from launch import EXACT, LITTLE_DATA, SMALL, after, train
+from results import check_equal, check_same_bits, figures, load
 
 
 def test_each_script_goes_on_where_another_stopped_with_another_number_of_processes_and_the_rate_of_the_file():
@@ -23,15 +22,34 @@ def test_each_script_goes_on_where_another_stopped_with_another_number_of_proces
     check_equal("made/relay.pt", "single_gpu.pt")
 
 
-# Of the recipes, those that save or load otherwise than their base.
-@pytest.mark.parametrize("script", [*SCRIPTS, *(f"recipes/{name}.py" for name in "fsdp loop preempt".split())])
-def test_a_killed_run_goes_on_as_if_it_had_never_stopped(script):
-    spawn = ["-g", 2] if script == "multigpu_spawn.py" else []
-    status, said = check_resuming((ROOT / script).read_text(), 3, 1, *SMALL, *spawn, name=script,
-                                  before=LITTLE_DATA, processes=0 if script in WITHOUT_LAUNCHER else 2)
-    steps = re.search(r"killed at step (\d+) of \d+, resumed from step (\d+) printed: (\d+) of \3 lines? the same", said)
-    assert status == 0 and steps and int(steps[1]) == int(steps[2]) + 1
-    assert re.search(r" written: (\d+) of \1 files? the same", said)
+SCRIPTS = "single_gpu dp multigpu_torchrun multinode recipes/fsdp recipes/loop recipes/preempt".split()
+
+
+@pytest.mark.parametrize("script, kill, options", [  # kill: after which backward pass; main of multigpu_spawn.py is torchrun's
+    *((f"{script}.py", 8, (3, 1, *SMALL)) for script in SCRIPTS),
+    ("examples/waves_ddp.py", 65, ("--epochs", 3)), ("examples/steps_ddp.py", 44, ("--max-steps", 20))])
+def test_a_killed_run_goes_on_as_if_it_had_never_stopped(script, kill, options):
+    def lines(checkpoint, before="", **settings):
+        before += LITTLE_DATA + after("utils.build_model", "result.insert(7, torch.nn.Dropout())")
+        printed = train(script, *options, "--checkpoint", checkpoint, before=before, **settings).stdout
+        return {*re.findall(r"^(?:epoch|step) [^|]+\| [^|]+(?:\| accuracy \S+)?", printed, re.MULTILINE)}
+
+    whole = lines("whole.pt")
+    dies = after("torch.Tensor.backward", f"if call == {kill}: os.kill(os.getpid(), signal.SIGKILL)")
+    killed = lines("run.pt", dies, status=-9)
+    resumed = lines("run.pt")
+    assert killed | resumed == whole and killed < whole and resumed < whole
+    check_same_bits("run.pt", "whole.pt")
+
+
+def test_a_finished_run_that_is_started_again_says_what_to_do_and_writes_nothing():
+    line = "multigpu_torchrun.py", 1, *SMALL
+    train(*line, before=LITTLE_DATA)
+    saved = Path("multigpu_torchrun.pt").stat().st_mtime_ns
+    assert train(*line, before=LITTLE_DATA).stdout.endswith(
+        "multigpu_torchrun.pt: 1 of 1 epochs done\n"
+        "Nothing is left to train. To train on, ask for more epochs; to start afresh, delete multigpu_torchrun.pt.\n")
+    assert Path("multigpu_torchrun.pt").stat().st_mtime_ns == saved
 
 
 class Hostile:
@@ -49,7 +67,7 @@ def test_a_file_that_is_damaged_foreign_or_hostile_ends_the_run_before_it_trains
     for says, content in contents.items():
         torch.save(content, "run.pt") if isinstance(content, dict) else Path("run.pt").write_bytes(content)
         before = Path("run.pt").read_bytes()
-        for script in SCRIPTS if says == "run.pt is damaged" else ["single_gpu.py"]:
+        for script in ["single_gpu.py", "multigpu_torchrun.py", "multinode.py"] if says == "run.pt is damaged" else ["dp.py"]:
             job = train(script, 2, *SMALL, "--checkpoint", "run.pt", status=1, before=LITTLE_DATA)
             assert says in job.stderr and "epoch" not in job.stdout
             assert Path("run.pt").read_bytes() == before and not Path("executed").exists()

@@ -1,18 +1,16 @@
 """The same command trains the same model in every script, at every world size."""
-import itertools
+import multiprocessing
 import re
 from pathlib import Path
 
 import pytest
-import torch
 from launch import IN_FLOAT64, SCRIPTS, after, little_data, start, train
-from results import check_close, check_equal, figures, load
+from results import check_close, check_equal, check_same_bits, figures
 
 
 @pytest.mark.parametrize("script, processes", [
-    ("dp.py", 1), *itertools.product(["multigpu_torchrun.py"], range(1, 7)),
-    *itertools.product(["multigpu_spawn.py", "multinode.py"], [1, 3]),
-    ("recipes/preempt.py", 4), ("recipes/fsdp.py", 3)])
+    ("dp.py", 1), *(("multigpu_torchrun.py", processes) for processes in range(1, 7)),
+    ("multigpu_spawn.py", 2), ("multinode.py", 3), ("recipes/preempt.py", 4), ("recipes/fsdp.py", 3)])
 def test_any_number_of_processes_trains_the_weights_of_one(script, processes):
     """Where nothing comes out even: one sample is missing for a fourth batch of 60, so that a repeated one would be seen."""
     options, before = (2, "--batch-size", 60, "--checkpoint"), IN_FLOAT64 + little_data(239, 101)
@@ -28,9 +26,9 @@ def test_any_number_of_processes_trains_the_weights_of_one(script, processes):
 
 def test_started_side_by_side_by_the_commands_of_a_user_all_scripts_learn_alike_and_end_well_without_gloos_threads():
     """A thread of gloo that outlives its group may abort a process at its exit, after good training."""
-    threads = "cat /proc/{0}/task/*/comm > {0}.threads"
-    at_exit = f"import atexit, os\natexit.register(os.system, '{threads}'.format(os.getpid()))"
-    jobs = [start(script, 8 if script == "single_gpu.py" else 2, before=at_exit) for script in SCRIPTS]
+    at_exit = "import atexit, os; atexit.register(os.system, 'cat /proc/{0}/task/*/comm > {0}.threads'.format(os.getpid()))\n"
+    workers = after("utils.report", "log(multiprocessing.get_start_method())")
+    jobs = [start(script, 8 if script == "single_gpu.py" else 2, before=at_exit + workers) for script in SCRIPTS]
     assert not any(job.wait() for job in jobs)
     assert not any(job.stderr for job in jobs)  # torch warns of nothing
     one, *others = (figures(job.stdout) for job in jobs)
@@ -39,9 +37,12 @@ def test_started_side_by_side_by_the_commands_of_a_user_all_scripts_learn_alike_
         check_close(printed, {epoch: one[epoch] for epoch in (1, 2)})
     found = [file.read_text() for file in Path().glob("*.threads")]
     assert len(found) > 10 and "gloo" not in "".join(found)
+    methods = {*Path("log.0").read_text().split()}  # by which loader workers would start
+    assert methods == {multiprocessing.get_all_start_methods()[0]}, "not as Python starts them by itself"
 
 
 AUGMENTED = little_data(120, 11) + """
+import torch
 plain = torch.utils.data.TensorDataset.__getitem__
 def augmented(self, index):
     image, label = plain(self, index)
@@ -62,7 +63,7 @@ def test_dropout_differs_by_rank_statistics_do_not_and_a_resumed_run_draws_what_
     part(2, "unbroken.pt", LOGS)
     part(1, "resumed.pt")
     part(2, "resumed.pt")
-    torch.testing.assert_close(load("resumed.pt"), load("unbroken.pt"), rtol=0, atol=0)
+    check_same_bits("resumed.pt", "unbroken.pt")
     logs = [Path(log).read_text() for log in ("log.0", "log.1")]
     drawn = re.findall(r"mask (.*)", "".join(logs))
     assert len(drawn) == len({*drawn}) == 2 * 2 * 2  # ranks, epochs, steps

@@ -1,0 +1,119 @@
+"""How tests start the scripts, and break them.
+
+`start` starts a script by its command line, as a user does, and returns at once a Job (processes.py), whose output can be waited
+for, whose processes can be killed, and which ends at the latest with its test. `train` runs a script to its end, checks its
+status and returns what it printed. To load torch and torchvision takes 4.6 seconds a process, and most tests need several: so
+`train` starts each rank as a fork of pytest, which has loaded them, with the environment that torchrun would have set.
+multigpu_spawn.py alone, whose launcher is part of it, is always started as by a user. `run` does the same for any file, without
+the options that scripts have. All of them take `before`: lines that each process runs before the file, in a fork or as
+sitecustomize.py. There `after` lets a process do something after each call of a function (be killed, raise, log what it was
+given), and `hold` lets it wait there for another. `little_data` replaces the data by a few samples, IN_FLOAT64 leaves no rounding
+to speak of. results.py reads what was printed and saved, chapters.py the code in README and docs, and hosts.py makes two hosts
+and a Slurm of this machine.
+"""
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun sets it; what is forked later must not have used threads
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # another way to look for GPUs cannot be followed by a fork
+
+import pytest
+import torch
+import torch._dynamo
+import torch.distributed.nn
+import torchvision.models  # noqa: F401  forks shall have it
+from processes import ROOT, Job, fork
+
+import utils
+
+BASES = {"dp.py": "single_gpu.py", "multigpu_torchrun.py": "single_gpu.py",
+         "multigpu_spawn.py": "multigpu_torchrun.py", "multinode.py": "multigpu_torchrun.py"}  # what each script is a change of
+SCRIPTS = ["single_gpu.py", *BASES]
+WITHOUT_LAUNCHER = ["single_gpu.py", "dp.py", "multigpu_spawn.py"]
+RECIPES = sorted(f"recipes/{file.name}" for file in ROOT.glob("recipes/*.py"))
+PACKAGES = {"ip": "iproute2", "nft": "nftables", "srun": "slurm-client"}  # others have their command's name
+
+
+def needs(*commands):
+    if missing := [PACKAGES.get(command, command) for command in commands if not shutil.which(command)]:
+        pytest.skip(f"needs a package: apt-get install {' '.join(missing)}")
+
+
+def is_example(script):
+    return Path(script).parent.name == "examples"
+
+
+def device_of(script):
+    """That of pytest's --device; DataParallel takes the GPUs whenever there are some, and the examples are kept from them."""
+    if Path(script).name == "dp.py":
+        return utils.find_device()
+    return "cpu" if is_example(script) else os.environ.get("TEST_DEVICE", "cpu")  # the tests of tools have no --device
+
+
+def options(script, processes):
+    """The device, and how many processes multigpu_spawn.py is to start."""
+    device, name = device_of(script), Path(script).name
+    if device != "cpu" and name not in ("single_gpu.py", "dp.py") and processes > torch.accelerator.device_count():
+        pytest.skip(f"needs a GPU for each of {processes} processes")
+    return [] if is_example(script) else ["--device", device, *(["-g", processes] if name == "multigpu_spawn.py" else [])]
+
+
+def start(script, *arguments, processes=2, before="", **env):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    launcher = [sys.executable, *([] if script in WITHOUT_LAUNCHER else torchrun)]
+    return Job([*launcher, ROOT / script, *options(script, processes), *arguments], before=exact(script) + before, **env)
+
+
+def run(file, *arguments, processes=2, before="", status=0, **env):
+    """In so many ranks, all of which are to end with this status. 0 processes: one, without what a launcher sets."""
+    if Path(file).name == "multigpu_spawn.py":
+        job = Job([sys.executable, file, *arguments], before=before, **env)
+        assert job.wait() == status
+        return job
+    launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": utils.free_port(), "WORLD_SIZE": processes,
+                "LOCAL_WORLD_SIZE": processes}
+    ranks = [{**launched, "RANK": rank, "LOCAL_RANK": rank, **env} for rank in range(processes)] or [env]
+    codes, stdout, stderr = fork(file, arguments, before, ranks)
+    print(stdout, stderr)  # which pytest shows where a test has failed
+    assert codes == [status] * len(codes)
+    return SimpleNamespace(stdout=stdout, stderr=stderr)
+
+
+def train(script, *arguments, processes=2, before="", **settings):
+    """A script, or a copy of one."""
+    ranks = 0 if Path(script).name in WITHOUT_LAUNCHER else processes
+    return run(ROOT / script, *options(script, processes), *arguments, processes=ranks, before=exact(script) + before, **settings)
+
+
+# Lines for `before`
+IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where the order of a sum hardly matters
+WITHOUT_GPUS = "import torch; torch.accelerator.current_accelerator = lambda *_, **__: None\n"
+EXACT_ON_GPUS = """import torch
+torch.backends.cudnn.allow_tf32 = False
+torch.use_deterministic_algorithms(True, warn_only=True)
+"""
+
+
+def exact(script):
+    return WITHOUT_GPUS if is_example(script) else EXACT_ON_GPUS if device_of(script) != "cpu" else ""
+
+
+def little_data(train=240, held_out=51):
+    return f"import changes; changes.little_data({train}, {held_out})\n"
+
+
+SMALL, LITTLE_DATA = ("--batch-size", 48), little_data()  # five steps an epoch
+EXACT = IN_FLOAT64 + LITTLE_DATA
+
+
+def after(function, lines):
+    """Each rank runs these lines after each call of a function; in them log(…) writes a line to log.RANK."""
+    return f"import changes; changes.after({function!r}, {lines!r})\n"
+
+
+def hold(function, until):
+    """Each rank waits after a call of a function until an expression is true."""
+    return after(function, f"while not ({until}): time.sleep(0.05)")
