@@ -63,7 +63,7 @@ def meet(args, index):
             if time.monotonic() > end:
                 sys.exit(1 if index else f"""{HERE}: port {args.port} of {args.host}, which is {address} here: {error}
   Refused: start check_cluster there, or correct the address. Timed out: a firewall drops packets, or the address is wrong.
-  In use: end what uses it, or take another port. Unknown: correct the name, or add {args.host} and {HERE} to DNS or /etc/hosts.""")
+  In use: end what uses it, or take another port. Unknown: correct it, or add {args.host} and {HERE} to DNS or /etc/hosts.""")
         time.sleep(0.2)
 
 
