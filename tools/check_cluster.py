@@ -63,7 +63,7 @@ def meet(args, index):
             if time.monotonic() > end:
                 sys.exit(1 if index else f"""{HERE}: port {args.port} of {args.host}, which is {address} here: {error}
   Refused: start check_cluster there, or correct the address. Timed out: a firewall drops packets, or the address is wrong.
-  In use: choose another port. Unknown: correct the name, or add {args.host} and {HERE} to DNS or /etc/hosts.""")
+  In use: end what uses it, or take another port. Unknown: correct it, or add {args.host} and {HERE} to DNS or /etc/hosts.""")
         time.sleep(0.2)
 
 
@@ -131,9 +131,8 @@ def work(index, args):
             torch.accelerator.set_device_index(gpu)  # first: otherwise each process also uses GPU 0
         machines, faults = sign_in(args, store, rank)
         faults += measure(args, store, rank, gpu, machines)
-    except Exception as error:
-        text = f"rank {rank} on {HERE}: {' '.join(str(error).split())[:300]}"
-        faults.append(store.compare_set("error", "", text).decode())  # that of the first rank that had one
+    except Exception as error:  # of several ranks' errors the first is kept, which caused the others
+        faults.append(store.compare_set("error", "", f"rank {rank} on {HERE}: {' '.join(str(error).split())[:300]}").decode())
     print("\n".join(f"WRONG: {fault}" for fault in faults) or "Fine.", flush=True)
     os._exit(int(bool(faults)))  # torch may wait for what has failed
 
@@ -141,10 +140,11 @@ def work(index, args):
 if __name__ == "__main__":
     args = parse_args()
     processes = mp.spawn(work, [args], args.processes, join=False).processes
+    end = time.monotonic() + 4 * args.wait + 60
     for process in processes:
-        process.join(4 * args.wait + 60)
+        process.join(max(0, end - time.monotonic()))
         process.kill()
     if any(process.exitcode != 0 for process in processes):
         with contextlib.suppress(OSError):  # until rank 0 has ended: srun may kill it when a task has failed
             socket.create_connection((args.host, args.port), args.wait).recv(1)
-        sys.exit(f"{HERE}: something is wrong: see above, or what {args.host} prints")
+        sys.exit(f"{HERE}: something is wrong: see above, or what {args.host} prints, and docs/troubleshooting.md")
