@@ -85,7 +85,7 @@ def parse_args(doc, spawn=False):
         help="epochs between saves; the last epoch is always saved")
     add("--batch-size", "--batch_size", type=positive, default=960,
         help="samples per step, of all processes together")
-    add("--lr", type=float, default=0.018, help="of a new run; a resumed one keeps its own")
+    add("--lr", type=float, default=0.018, help="for new runs; resumed ones keep theirs")
     add("--dataset", choices=["synthetic", "FashionMNIST", "MNIST", "CIFAR10"], default="synthetic",
         help="synthetic is made in memory")
     add("--data-dir", default="data", help="folder for a real dataset, downloaded if missing")
@@ -144,7 +144,7 @@ def announce(args, epochs_done, processes):
     print(f"processes: {processes}, device: {args.device}, batch: {args.batch_size}, "
           f"{args.checkpoint}: {epochs_done} of {args.total_epochs} epochs done", flush=True)
     if epochs_done >= args.total_epochs:
-        print("Nothing is left to train. To train on, ask for more epochs; "
+        print("Nothing is left to train. To continue, ask for more epochs; "
               f"to start afresh, delete {args.checkpoint}.", flush=True)
 
 

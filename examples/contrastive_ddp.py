@@ -123,4 +123,4 @@ if __name__ == "__main__":
         raise SystemExit(__doc__)
     device = ddp_setup()
     main(args, device)
-    dist.destroy_process_group()  # main has returned, so its model, which holds the group, is gone
+    dist.destroy_process_group()  # after main, because its model keeps the group alive

@@ -145,7 +145,7 @@ def main(args, device):
             if rank == 0:
                 print(f"step {step}/{args.max_steps} | loss {loss.item():.4f}", flush=True)
         if step % 10 == 0:
-            sums = evaluate(model.module, val_loader, device)  # DDP could hang: shares are unequal
+            sums = evaluate(model.module, val_loader, device)  # the plain model: no collectives
             dist.all_reduce(sums)  # adds up all ranks' sums
             loss, correct, count = sums.tolist()
             if rank == 0:
@@ -166,4 +166,4 @@ if __name__ == "__main__":
         raise SystemExit(__doc__)
     device = ddp_setup()
     main(args, device)
-    dist.destroy_process_group()  # main has returned, so its model, which holds the group, is gone
+    dist.destroy_process_group()  # after main, because its model keeps the group alive

@@ -116,9 +116,9 @@ def main(args, device):
         sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
         torch.manual_seed(epoch * world_size + rank)  # dropout masks differ by rank and epoch
         train_sums = train_epoch(model, train_loader, optimizer, device)
-        for buffer in model.buffers():  # all evaluate with rank 0's BatchNorm statistics, as saved
+        for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
             dist.broadcast(buffer, src=0)
-        val_sums = evaluate(model.module, val_loader, device)  # DDP could hang: shares are unequal
+        val_sums = evaluate(model.module, val_loader, device)  # the plain model: no collectives
         dist.all_reduce(train_sums)  # adds up all ranks' sums
         dist.all_reduce(val_sums)
         schedule.step()
@@ -147,4 +147,4 @@ if __name__ == "__main__":
     device = ddp_setup()
     # If data must be downloaded, let local rank 0 do it here; the others wait at dist.barrier().
     main(args, device)
-    dist.destroy_process_group()  # main has returned, so its model, which holds the group, is gone
+    dist.destroy_process_group()  # after main, because its model keeps the group alive

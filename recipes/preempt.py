@@ -97,9 +97,9 @@ def main(args, device):
                 utils.save(args, weights, optimizer.state_dict(), epoch - 1)
             dist.barrier(group=control)  # otherwise srun ends rank 0 while it saves
             break
-        for buffer in model.buffers():  # all evaluate with rank 0's BatchNorm statistics, as saved
+        for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
             dist.broadcast(buffer, src=0)
-        val_sums = evaluate(model.module, val_loader, device)  # DDP could hang: shares are unequal
+        val_sums = evaluate(model.module, val_loader, device)  # the plain model: no collectives
         dist.all_reduce(train_sums)  # adds up all ranks' sums
         dist.all_reduce(val_sums)
         train_sums += begun
@@ -114,11 +114,11 @@ if __name__ == "__main__":
     args = utils.parse_args(__doc__)
     if "LOCAL_RANK" not in os.environ:
         raise SystemExit(__doc__)
-    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:  # if unset, refuse as well
+    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
         raise SystemExit("several machines may not all see the checkpoint: use multinode.py")
     device = ddp_setup(args)
     if os.environ["LOCAL_RANK"] == "0":
         utils.load_data(args)  # downloads what is missing
     dist.barrier()  # all ranks wait here until local rank 0 has the data
     main(args, device)
-    dist.destroy_process_group()  # main has returned, so its model, which holds the group, is gone
+    dist.destroy_process_group()  # after main, because its model keeps the group alive

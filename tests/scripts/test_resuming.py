@@ -49,7 +49,7 @@ def test_a_finished_run_that_is_started_again_says_what_to_do_and_writes_nothing
     saved = Path("multigpu_torchrun.pt").stat().st_mtime_ns
     assert train(*line, before=LITTLE_DATA).stdout.endswith(
         "multigpu_torchrun.pt: 1 of 1 epochs done\n"
-        "Nothing is left to train. To train on, ask for more epochs; to start afresh, delete multigpu_torchrun.pt.\n")
+        "Nothing is left to train. To continue, ask for more epochs; to start afresh, delete multigpu_torchrun.pt.\n")
     assert Path("multigpu_torchrun.pt").stat().st_mtime_ns == saved
 
 
