@@ -29,6 +29,7 @@ from processes import ROOT, Job, fork
 
 import utils
 
+os.environ.setdefault("TEST_DEVICE", "cpu")  # conftest.py sets that of --device
 BASES = {"dp.py": "single_gpu.py", "multigpu_torchrun.py": "single_gpu.py",
          "multigpu_spawn.py": "multigpu_torchrun.py", "multinode.py": "multigpu_torchrun.py"}  # what each script is a change of
 SCRIPTS = ["single_gpu.py", *BASES]
@@ -42,29 +43,23 @@ def needs(*commands):
         pytest.skip(f"needs a package: apt-get install {' '.join(missing)}")
 
 
-def is_example(script):
-    return Path(script).parent.name == "examples"
-
-
-def device_of(script):
-    """That of pytest's --device; DataParallel takes the GPUs whenever there are some, and the examples are kept from them."""
-    if Path(script).name == "dp.py":
-        return utils.find_device()
-    return "cpu" if is_example(script) else os.environ.get("TEST_DEVICE", "cpu")  # the tests of tools have no --device
-
-
-def options(script, processes):
-    """The device, and how many processes multigpu_spawn.py is to start."""
-    device, name = device_of(script), Path(script).name
+def settings(script, processes):
+    """A script's device and number of processes as options, and as lines for `before`."""
+    name = Path(script).name
+    if Path(script).parent.name == "examples":  # they look for a device themselves
+        return [], "import torch; torch.accelerator.current_accelerator = lambda *_, **__: None\n"
+    device = utils.find_device() if name == "dp.py" else os.environ["TEST_DEVICE"]  # DataParallel takes GPUs where there are some
     if device != "cpu" and name not in ("single_gpu.py", "dp.py") and processes > torch.accelerator.device_count():
         pytest.skip(f"needs a GPU for each of {processes} processes")
-    return [] if is_example(script) else ["--device", device, *(["-g", processes] if name == "multigpu_spawn.py" else [])]
+    options = ["--device", device, *(["-g", processes] if name == "multigpu_spawn.py" else [])]
+    return options, EXACT_ON_GPUS if device != "cpu" else ""
 
 
 def start(script, *arguments, processes=2, before="", **env):
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     launcher = [sys.executable, *([] if script in WITHOUT_LAUNCHER else torchrun)]
-    return Job([*launcher, ROOT / script, *options(script, processes), *arguments], before=exact(script) + before, **env)
+    options, lines = settings(script, processes)
+    return Job([*launcher, ROOT / script, *options, *arguments], before=lines + before, **env)
 
 
 def run(file, *arguments, processes=2, before="", status=0, **env):
@@ -82,23 +77,19 @@ def run(file, *arguments, processes=2, before="", status=0, **env):
     return SimpleNamespace(stdout=stdout, stderr=stderr)
 
 
-def train(script, *arguments, processes=2, before="", **settings):
+def train(script, *arguments, processes=2, before="", **more):
     """A script, or a copy of one."""
+    options, lines = settings(script, processes)
     ranks = 0 if Path(script).name in WITHOUT_LAUNCHER else processes
-    return run(ROOT / script, *options(script, processes), *arguments, processes=ranks, before=exact(script) + before, **settings)
+    return run(ROOT / script, *options, *arguments, processes=ranks, before=lines + before, **more)
 
 
 # Lines for `before`
 IN_FLOAT64 = "import torch; torch.set_default_dtype(torch.float64)\n"  # where the order of a sum hardly matters
-WITHOUT_GPUS = "import torch; torch.accelerator.current_accelerator = lambda *_, **__: None\n"
 EXACT_ON_GPUS = """import torch
 torch.backends.cudnn.allow_tf32 = False
 torch.use_deterministic_algorithms(True, warn_only=True)
 """
-
-
-def exact(script):
-    return WITHOUT_GPUS if is_example(script) else EXACT_ON_GPUS if device_of(script) != "cpu" else ""
 
 
 def little_data(train=240, held_out=51):
