@@ -1,0 +1,115 @@
+"""Whether a run prints and saves what the original did. Whatever differs between the original's two runs shows what rounding
+and the clock do, and is compared no more closely."""
+import argparse
+import contextlib
+import re
+from collections import defaultdict
+
+import torch
+
+from training import NOISE, see
+
+SLIGHT, TIME = 1e-5, 1e-3  # of a figure: no difference; one that, between two originals, shows a time
+NUMBER = re.compile(r"(?<![A-Za-z_\d.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)")
+SETTINGS = ("args", "config", "hparams")  # of checkpoints, which may differ
+
+
+def gap(one, other):
+    """Relative; one unit of the last digit is nothing, but for whole numbers."""
+    if one == other:
+        return 0.0
+    a, b, (mantissa, _, exponent) = float(one), float(other), one.lower().partition("e")
+    unit = 1.01 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) if "." in mantissa else 0
+    return max(0.0, abs(a - b) - unit) / max(abs(a), abs(b)) if abs(a - b) < float("inf") else 1.0
+
+
+def by_words(lines):
+    """Numbers and text of each line, by what it has besides its numbers."""
+    found = defaultdict(list)
+    for line in filter(None, map(str.strip, lines)):
+        found[NUMBER.sub("#", line)].append((NUMBER.findall(line), line[:120]))
+    return found
+
+
+def compare_lines(runs, anywhere=False, all_of_them=True):
+    """Lines with the same words, in their order; or, anywhere, each at least once. What differs, how many there are, and which
+    were not compared, as the other run has no such words."""
+    (first, second, other), found, count, left_out = map(by_words, runs), [], 0, []
+    for words, lines in first.items():
+        if not anywhere and len(second[words]) != len(lines):
+            continue  # it has a time in it, perhaps
+        if not anywhere and not all_of_them and not other[words]:
+            left_out.append(lines[0][1])
+            continue
+        count += len(lines)
+        if len(other[words]) != len(lines) and not (anywhere and other[words]):
+            found.append(f"{len(other[words])} times instead of {len(lines)}: {lines[0][1]}" + count_hint(words, lines, other))
+            continue
+        gaps = [[*map(gap, one, again)] for (one, _), (again, _) in zip(lines, second[words])]
+        moved = [*map(max, zip(*gaps))] or [0.0] * len(lines[0][0])
+        for place, (numbers, line) in enumerate(lines):
+            candidates = other[words] if anywhere else [other[words][place]]
+            if not any(same_numbers(numbers, others, moved) for others, _ in candidates):
+                found.append(f"{candidates[-1][1]!r} instead of {line!r}")
+    return found, count, left_out
+
+
+def same_numbers(numbers, others, moved):
+    return all(move > TIME or gap(one, its) <= max(SLIGHT, NOISE * move) for one, its, move in zip(numbers, others, moved))
+
+
+def count_hint(words, lines, other):
+    if any(words == one.replace("module.", "") != one for one in other):
+        return "; its names begin with module.: save model.module.state_dict()" + see("Saving")
+    if other[words] and len(other[words]) % len(lines) == 0:
+        return "; is it of each rank?" + see("Printed by all ranks")
+    return ""
+
+
+def compare_files(folders, anywhere=False):
+    """What differs, and the names of files that are the same, and of those that could not be compared."""
+    found, same, left_out = [], [], []
+    for name in sorted(str(path.relative_to(folders[0])) for path in folders[0].rglob("*") if path.is_file()):
+        paths = [folder / name for folder in folders if (folder / name).exists()]
+        if len(paths) == 3 and len({path.stat().st_mtime_ns for path in paths}) > 1:  # not as it was copied
+            contents = [*map(read_lines, paths)]
+            different = compare_lines(contents, anywhere)[0][:3] if None not in contents else []
+            found += [f"{name}: {one}" for one in different]
+            (left_out if None in contents else same).extend([] if different else [name])
+        elif len(paths) == 2 and paths[1].is_relative_to(folders[1]):
+            found.append(f"{name} is missing")
+    return found, same, left_out
+
+
+def read_lines(path):
+    """Of a text; of a checkpoint, one for each value: a tensor's norm, and its direction. None if it cannot be read."""
+    with contextlib.suppress(Exception), torch.serialization.safe_globals([*harmless()]):
+        if path.suffix in (".npy", ".npz"):
+            import numpy
+            return [*value_lines(numpy.load(path))]
+        return [*value_lines(torch.load(path, weights_only=True, map_location="cpu", mmap=False))]
+    with contextlib.suppress(UnicodeDecodeError):
+        return path.read_text().splitlines()
+
+
+def harmless():
+    """What checkpoints also have. numpy's names are its own: without them, such a checkpoint is not compared."""
+    yield argparse.Namespace
+    with contextlib.suppress(ImportError, AttributeError):
+        import numpy
+        yield from (numpy.ndarray, numpy.dtype, numpy._core.multiarray._reconstruct, numpy._core.multiarray.scalar)
+        yield from (getattr(numpy.dtypes, name) for name in numpy.dtypes.__all__)
+
+
+def value_lines(value, name=""):
+    if isinstance(value, (list, tuple)) or hasattr(value, "keys"):
+        keys = value.keys() if hasattr(value, "keys") else range(len(value))
+        for key in keys:
+            if key not in SETTINGS:
+                yield from value_lines(value[key], f"{name}.{key}".strip("."))
+    elif hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape):
+        flat = torch.as_tensor(value).double().flatten()
+        direction = flat @ torch.arange(1.0, len(flat) + 1).double().sin() / (flat.norm() + 1e-30)
+        yield f"{name}: norm {flat.norm():.9g} direction {direction:.5f} of {[*value.shape]}"
+    elif isinstance(value, (int, float)) or hasattr(value, "dtype"):
+        yield f"{name}: {float(value):.12g}"
