@@ -22,27 +22,22 @@ def check_conversion(workspace, original, converted):
     not_split = "not split between ranks: each of them computes the whole batch; " * (not training.split())
     if fault := not_split + training.fault():
         raise Verdict(1, fault)
-    changed = sorted({note["text"] for run in (first, other) for note in run.of("changed")})
     writers = {(note["file"], note["rank"]) for note in other.of("wrote") if (other.copy / note["file"]).is_file()}
     several = [f"{file} is written by ranks {rank} and {more}: let rank 0 alone write it" + see("Saving")
                for file, rank in sorted(writers) for one, more in writers if one == file and more > rank]
-    title = f"the same training: {len(training.base)} steps with {len(other.ranks)} processes"
-    if changed:
-        title += f"\nmade equal, so that both can be compared: {'; '.join(changed)}"
-    return report(title, [first, second, other], [run.copy for run in (first, second, other)], several)
+    changed = sorted({text for run in (first, other) for step in run.of("step") for text in step["changed"]})
+    return report(f"the same training: {len(training.base)} steps with {len(other.ranks)} processes",
+                  [first, second, other], [run.copy for run in (first, second, other)], several, changed)
 
 
-def report(title, runs, folders, bad, anywhere=False):
+def report(title, runs, folders, bad, changed=(), anywhere=False):
     """Compares what is printed and saved, too."""
     printed, count, other_words = compare_lines([run.lines for run in runs], anywhere, all_of_them=anywhere)
     saved, same, left_out = compare_files(folders, anywhere)
     bad += [f"printed differently: {one}" for one in printed] + [f"saved differently: {one}" for one in saved]
-    texts = [title, f"printed: {count - len(printed)} of {count} lines the same",
-             f"saved: {len(same)} files the same" + f": {', '.join(same)}" * bool(same)]
-    left_out += [f"{line!r}, which the converted script does not print" for line in other_words]
-    if left_out:
-        texts.append(f"not compared: {', '.join(left_out[:5])}{', …' * (len(left_out) > 5)}")
-    return int(bad != []), "\n".join(texts + bad)
+    texts = [title, f"printed: {count - len(printed)} of {count} lines the same", f"saved: {len(same)} files the same",
+             f"in the check alone: {'; '.join(changed)}", f"not compared: {', '.join((left_out + other_words)[:5])}"]
+    return int(bad != []), "\n".join([text for text in texts if not text.endswith(": ")] + bad)
 
 
 def check_resume(workspace, command):
@@ -70,30 +65,19 @@ def check_resume(workspace, command):
                   [whole, killed, again], [whole.copy, before, again.copy], [], anywhere=True)
 
 
-def interrupt(*_):
-    raise KeyboardInterrupt
-
-
-def parse():
+def main():
     parser = argparse.ArgumentParser("python tools/check_conversion", description=__doc__.partition("\n")[0])
-    parser.add_argument("commands", nargs="+", metavar="COMMAND", help="the original and the converted one; with --resume, one")
-    parser.add_argument("--resume", action="store_true", help="kill this one, start it again, and compare it with an unbroken run")
-    parser.add_argument("--sync-batchnorm", dest="batchnorm", action="store_const", const="sync",
-                        help="compare BatchNorm as SyncBatchNorm, to which the script converts it on GPUs")
-    parser.add_argument("--rank-batchnorm", dest="batchnorm", action="store_const", const="rank",
-                        help="do not compare BatchNorm: each rank is to have its own")
-    parser.add_argument("--without", action="append", default=[], metavar="PATTERN",
-                        help="files to leave out of the copies: 'checkpoints/*.pt'")
-    parser.add_argument("--patience", type=float, default=60, metavar="SECONDS", help="without activity, a run hangs (default: 60)")
+    add = parser.add_argument
+    add("commands", nargs="+", metavar="COMMAND", help="the original and the converted one; with --resume, one")
+    add("--resume", action="store_true", help="kill this one and start it again: does it go on as if it had never stopped?")
+    add("--sync-batchnorm", dest="batchnorm", action="store_const", const="sync", help="compare BatchNorm as SyncBatchNorm")
+    add("--rank-batchnorm", dest="batchnorm", action="store_const", const="rank", help="leave BatchNorm out, as each rank's own")
+    add("--without", action="append", default=[], metavar="PATTERN", help="files to leave out of the copies: 'checkpoints/*.pt'")
+    add("--patience", type=float, default=60, metavar="SECONDS", help="without activity, a run counts as hung (default: 60)")
     given = parser.parse_args()
     if len(given.commands) != 2 - given.resume:
         parser.error("give two commands, or --resume and one")
-    return given
-
-
-def main():
-    given = parse()
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     warnings.simplefilter("ignore")
     workspace = Workspace(given.patience, given.batchnorm, given.without)
     try:
@@ -107,9 +91,7 @@ def main():
         status, text = 2, f"cannot be judged: the check itself failed: {traceback.format_exc()}"
     finally:
         shutil.rmtree(workspace.home, ignore_errors=True)
-    if '(see "' in text:
-        text += "\n(the sections are those of docs/your_own_script.md)"
-    print(text, file=sys.stderr if status == 2 else sys.stdout)
+    print(text + "\n(sections of docs/your_own_script.md)" * ('(see "' in text), file=sys.stderr if status == 2 else sys.stdout)
     return status
 
 

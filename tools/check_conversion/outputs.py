@@ -5,13 +5,15 @@ import contextlib
 import re
 from collections import defaultdict
 
+import numpy
 import torch
-
 from training import NOISE, see
 
 SLIGHT, TIME = 1e-5, 1e-3  # of a figure: no difference; one that, between two originals, shows a time
 NUMBER = re.compile(r"(?<![A-Za-z_\d.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)")
-SETTINGS = ("args", "config", "hparams")  # of checkpoints, which may differ
+PICKLED = [argparse.Namespace, numpy.ndarray, numpy.dtype, *(getattr(numpy.dtypes, name) for name in numpy.dtypes.__all__)]
+with contextlib.suppress(AttributeError):  # names of numpy's own: without them, files that hold arrays are not compared
+    PICKLED += [numpy._core.multiarray._reconstruct, numpy._core.multiarray.scalar]
 
 
 def gap(one, other):
@@ -33,37 +35,30 @@ def by_words(lines):
 
 def compare_lines(runs, anywhere=False, all_of_them=True):
     """Lines with the same words, in their order; or, anywhere, each at least once. What differs, how many there are, and which
-    were not compared, as the other run has no such words."""
+    are not compared, for the other run has no such words."""
     (first, second, other), found, count, left_out = map(by_words, runs), [], 0, []
     for words, lines in first.items():
         if not anywhere and len(second[words]) != len(lines):
             continue  # it has a time in it, perhaps
-        if not anywhere and not all_of_them and not other[words]:
-            left_out.append(lines[0][1])
+        if not all_of_them and not other[words]:
+            left_out.append(f"{lines[0][1]!r}, which the converted script does not print in these words")
             continue
         count += len(lines)
         if len(other[words]) != len(lines) and not (anywhere and other[words]):
-            found.append(f"{len(other[words])} times instead of {len(lines)}: {lines[0][1]}" + count_hint(words, lines, other))
+            prefix = any(words == one.replace("module.", "") != one for one in other)
+            each = other[words] and len(other[words]) % len(lines) == 0
+            advice = ("; save model.module.state_dict(), whose names begin without module." + see("Saving") if prefix else
+                      "; is it of each rank?" + see("Printed by all ranks") if each else "")
+            found.append(f"{len(other[words])} times instead of {len(lines)}: {lines[0][1]}{advice}")
             continue
         gaps = [[*map(gap, one, again)] for (one, _), (again, _) in zip(lines, second[words])]
         moved = [*map(max, zip(*gaps))] or [0.0] * len(lines[0][0])
         for place, (numbers, line) in enumerate(lines):
             candidates = other[words] if anywhere else [other[words][place]]
-            if not any(same_numbers(numbers, others, moved) for others, _ in candidates):
+            if not any(all(move > TIME or gap(one, its) <= max(SLIGHT, NOISE * move)
+                           for one, its, move in zip(numbers, others, moved)) for others, _ in candidates):
                 found.append(f"{candidates[-1][1]!r} instead of {line!r}")
     return found, count, left_out
-
-
-def same_numbers(numbers, others, moved):
-    return all(move > TIME or gap(one, its) <= max(SLIGHT, NOISE * move) for one, its, move in zip(numbers, others, moved))
-
-
-def count_hint(words, lines, other):
-    if any(words == one.replace("module.", "") != one for one in other):
-        return "; its names begin with module.: save model.module.state_dict()" + see("Saving")
-    if other[words] and len(other[words]) % len(lines) == 0:
-        return "; is it of each rank?" + see("Printed by all ranks")
-    return ""
 
 
 def compare_files(folders, anywhere=False):
@@ -83,33 +78,21 @@ def compare_files(folders, anywhere=False):
 
 def read_lines(path):
     """Of a text; of a checkpoint, one for each value: a tensor's norm, and its direction. None if it cannot be read."""
-    with contextlib.suppress(Exception), torch.serialization.safe_globals([*harmless()]):
-        if path.suffix in (".npy", ".npz"):
-            import numpy
-            return [*value_lines(numpy.load(path))]
-        return [*value_lines(torch.load(path, weights_only=True, map_location="cpu", mmap=False))]
+    with contextlib.suppress(Exception), torch.serialization.safe_globals(PICKLED):  # nothing else in it is executed
+        return [*value_lines(numpy.load(path) if path.suffix in (".npy", ".npz") else torch.load(
+            path, weights_only=True, map_location="cpu", mmap=False))]
     with contextlib.suppress(UnicodeDecodeError):
         return path.read_text().splitlines()
-
-
-def harmless():
-    """What checkpoints also have. numpy's names are its own: without them, such a checkpoint is not compared."""
-    yield argparse.Namespace
-    with contextlib.suppress(ImportError, AttributeError):
-        import numpy
-        yield from (numpy.ndarray, numpy.dtype, numpy._core.multiarray._reconstruct, numpy._core.multiarray.scalar)
-        yield from (getattr(numpy.dtypes, name) for name in numpy.dtypes.__all__)
 
 
 def value_lines(value, name=""):
     if isinstance(value, (list, tuple)) or hasattr(value, "keys"):
         keys = value.keys() if hasattr(value, "keys") else range(len(value))
-        for key in keys:
-            if key not in SETTINGS:
-                yield from value_lines(value[key], f"{name}.{key}".strip("."))
-    elif hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape):
+        for key in [key for key in keys if key not in ("args", "config", "hparams")]:  # which may differ
+            yield from value_lines(value[key], f"{name}.{key}".strip("."))
+    elif isinstance(value, (torch.Tensor, numpy.ndarray)):
         flat = torch.as_tensor(value).double().flatten()
         direction = flat @ torch.arange(1.0, len(flat) + 1).double().sin() / (flat.norm() + 1e-30)
         yield f"{name}: norm {flat.norm():.9g} direction {direction:.5f} of {[*value.shape]}"
-    elif isinstance(value, (int, float)) or hasattr(value, "dtype"):
+    elif isinstance(value, (int, float, numpy.number)):
         yield f"{name}: {float(value):.12g}"

@@ -30,18 +30,20 @@ class Run:
         texts += ["".join(note["text"] for note in self.of("line"))]
         self.lines = re.split("[\n\r]", "\n".join(texts).replace(str(root), ""))
         errors = [note["text"] for note in self.of("error")]  # the first has led to the others
-        error = (errors or [(notes / "stderr").read_text(errors="replace")])[0].replace(str(root), "").strip().splitlines()[-4:]
-        for note in self.of("stop"):
-            raise Verdict(2, note["text"])
-        if waits:
-            raise Verdict(status, "\n".join([f"{who} hangs{see('Hangs and errors')}:", *waits]))
-        if ended in (126, 127) or re.search("invalid device ordinal|Duplicate GPU", "".join(error)):
-            raise Verdict(2, "\n".join([f"{who} cannot be started:", *error]))
-        if ended and status:
-            raise Verdict(status, "\n".join([f"{who} ends with {ended}{see('Hangs and errors')}:", *error]))
-        if not any(self.ranks.values()):
-            raise Verdict(2, "\n".join([f"no optimizer takes a step in {who}; would it resume a file? --without leaves it out",
-                                        *error]))
+        error = (errors or [(notes / "stderr").read_text(errors="replace")])[0].strip().splitlines()[-4:]
+        fault, lines = "", error
+        if self.of("stop"):
+            status, fault, lines = 2, self.of("stop")[0]["text"], []
+        elif waits:
+            fault, lines = f"{who} hangs{see('Hangs and errors')}:", waits
+        elif ended in (126, 127) or re.search("invalid device ordinal|Duplicate GPU", "".join(error)):
+            status, fault = 2, f"{who} cannot be started:"
+        elif ended and status:
+            fault = f"{who} ends with {ended}{see('Hangs and errors')}:"
+        elif not any(self.ranks.values()):
+            status, fault = 2, f"no optimizer takes a step in {who}; does it resume a file? --without leaves it out"
+        if fault:
+            raise Verdict(status, "\n".join([fault, *lines]).replace(str(root), ""))
 
     def of(self, kind):
         return [note for note in self.notes if note["kind"] == kind]
@@ -61,8 +63,8 @@ class Workspace:
 
         def left_out(folder, names):
             paths = [Path(folder, name) for name in names]
-            links.extend(path for path in paths if (path / "pyvenv.cfg").exists() or path.is_file() and not path.is_symlink()
-                         and path.stat().st_size > LARGE and path not in self.without)
+            links.extend(path for path in paths if (path / "pyvenv.cfg").exists() or (path.is_file() and not path.is_symlink()
+                         and path.stat().st_size > LARGE and path not in self.without))
             return [path.name for path in paths if path.name in LEFT_OUT or path in links or path in self.without]
         with contextlib.suppress(shutil.Error):  # what cannot be read, or is no file
             shutil.copytree(self.folder, copy, symlinks=True, ignore=left_out)
@@ -75,7 +77,7 @@ class Workspace:
     def run(self, command, role, who="the original", status=2, place=None, force=True, offset=0, kill=None):
         root, copy = place or self.copies()
         notes, other = (Path(tempfile.mkdtemp(dir=self.home)) for _ in range(2))
-        settings = {"home": str(self.home), "notes": str(notes), "copy": str(copy), "folder": str(self.folder), "role": role,
+        settings = {"home": str(self.home), "notes": str(notes), "copy": str(copy), "role": role,
                     "force": force, "batchnorm": self.batchnorm, "kill": kill, "offset": offset}
         environment = {
             **os.environ, "CHECK_CONVERSION": json.dumps(settings), "PWD": str(copy), "TMPDIR": str(other),

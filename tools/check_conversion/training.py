@@ -12,7 +12,7 @@ class Verdict(Exception):
 
 
 class Unknown(Exception):
-    """Why a step cannot be judged; another one, perhaps, can."""
+    """Why one step cannot be judged."""
 
 
 def see(section):
@@ -31,10 +31,8 @@ def alike(samples, others):
 
 def same_samples(mine, parts):
     """Whether the ranks' parts are the original's samples, in dimension 0 or 1; or each has what all have, such as a mask."""
-    for dimension in (0, 1):
-        if mine[dimension] and alike(mine[dimension], [one for part in parts for one in part[dimension]]):
-            return True
-    return all(alike(mine[0], part[0]) for part in parts)
+    unions = [[sample for part in parts for sample in part[dimension]] for dimension in (0, 1)]
+    return any(rows and alike(rows, union) for rows, union in zip(mine, unions)) or all(alike(mine[0], part[0]) for part in parts)
 
 
 class Training:
@@ -42,9 +40,7 @@ class Training:
 
     def __init__(self, base, ranks, offset=0):
         self.base, self.ranks, self.offset = base, ranks, offset
-        self.noise = {}  # by kind and tensors
-        self.turned = 0.0  # by rounding: the gradients, as a part of their norm
-        self.random = None  # the first step of which the original's second run had other samples
+        self.noise, self.turned = {}, 0.0  # by rounding: each tensor, and all gradients as a part of their norm
 
     def shares(self, one, step, kind):
         """How far each tensor is away, of what it may be: parts of its own norm, of all gradients."""
@@ -55,55 +51,50 @@ class Training:
 
     def measure(self, second):
         """The most that rounding moved each tensor, in the original's second run."""
-        for number, step in enumerate(second):
-            one = self.base[number]
-            if not all(same_samples(one["samples"][place], [found]) for place, found in step["samples"].items()):
-                self.random = number
-                return
+        for number, step in enumerate(second, 1):
             norms, distances, _ = torch.tensor(step["gradients"]).T
             if not norms.norm() < float("inf"):
-                raise Verdict(2, f"gradients of the original are not finite at step {number + 1}")
+                raise Verdict(2, f"gradients of the original are not finite at step {number}")
             if distances.norm() > MOST * norms.norm():
-                raise Verdict(2, f"at step {number + 1} rounding decides what the original learns" + see("Check it"))
+                raise Verdict(2, f"at step {number} rounding decides what the original learns{see('Check it')}")
             self.turned = max(self.turned, float(distances.norm() / (norms.norm() + 1e-30)))
             for kind in ("before", "gradients", "after"):
                 key, moved = (kind, *step["names"]), self.shares(step, step, kind)
                 self.noise[key] = torch.maximum(self.noise.get(key, moved), moved)
 
     def fault(self):
-        """The first one that is sure, with its step; else why there is no saying."""
-        lengths = {len(steps) for steps in self.ranks} - {len(self.base)}
-        counts = f"{' and '.join(map(str, lengths))} steps instead of {len(self.base)}; " if lengths else ""
-        unknown = []
+        """The first that is sure. If there is none but a step that cannot be judged, there is no verdict."""
+        lengths, unknown = {len(steps) for steps in self.ranks} - {len(self.base)}, []
+        counts = f"{' and '.join(map(str, lengths))} steps instead of {len(self.base)}; " * bool(lengths)
         for number, (one, *steps) in enumerate(zip(self.base, *self.ranks)):
+            place = f"step {self.offset + number + 1}: "
             try:
-                fault = self.step_fault(number, one, steps)
+                if fault := self.step_fault(number, one, steps):
+                    return counts + place + fault
             except Unknown as reason:
-                unknown.append(f"step {self.offset + number + 1}: {reason}")
-                continue
-            if fault:
-                return f"{counts}step {self.offset + number + 1}: {fault}"
+                unknown.append(f"{place}{reason}")
         if unknown and not counts:
             raise Verdict(2, unknown[0])
         return counts.removesuffix("; ")
 
     def step_fault(self, number, one, steps):
         if any(step["shuffles"] != steps[0]["shuffles"] for step in steps):
-            return "the ranks shuffle the samples by different seeds: all must draw one order" + see("Random numbers")
+            return "the ranks shuffle the samples by different seeds" + see("Random numbers")
         if not all(step["known"] and len(step["names"]) == len(one["names"]) for step in steps):
             return "the optimizer has other parameters"
         if names := self.wrong(one, steps, "before"):
-            return self.weights_fault(number, names)
+            return (f"weights were changed{names}" + see("Load first, then DDP") if number or self.offset else
+                    f"other initial weights{names}: does one script draw more numbers before?" + see("What your script has"))
         names = self.wrong(one, steps, "gradients")
         if names or not all(near(one["norms"], step["norms"]) for step in steps):
-            return self.sample_fault(number, one, steps) or self.gradient_fault(number, one, steps, names)
-        for rank, step in enumerate(steps):
-            if option := self.other_option(one, step):
-                return self.option_fault(option, rank, one, steps)
-        if names := self.wrong(one, steps, "after"):
-            return f"the gradients agree, the optimizer's step does not{names}" + (
-                ": is its state loaded?" if self.offset else "")
-        return ""
+            return self.sample_fault(number, one, steps) or self.gradient_fault(one, steps, names)
+        options = [self.other_option(one, step) for step in steps]
+        for rank, option in enumerate(options):
+            if option:
+                advice = "" if self.offset else see("What your script has") if all(options) else see("Decisions")
+                return f"{option} on rank {rank}{advice}"
+        names = self.wrong(one, steps, "after")
+        return names and f"the gradients agree, the optimizer's step does not{names}"
 
     def wrong(self, one, steps, kind):
         """Names of tensors that differ by more than rounding on a rank."""
@@ -113,14 +104,6 @@ class Training:
             if names := [name for name, right in zip(one["names"], fine) if not right]:
                 return f": {', '.join(names[:3])}{', …' * (len(names) > 3)} on rank {rank}"
         return ""
-
-    def weights_fault(self, number, names):
-        if number:
-            return f"weights were changed{names}: after DDP(model), all ranks must change them alike" + see("Load first, then DDP")
-        if self.offset:
-            return f"weights were changed{names}"
-        return (f"other initial weights{names}: seed both scripts alike, and draw nothing more before the model is made"
-                + see("What your script has"))
 
     def sample_fault(self, number, one, steps):
         places = [place for place in one["samples"] if all(place in step["samples"] for step in steps)]
@@ -132,90 +115,61 @@ class Training:
             earlier = self.base[before]["samples"]
             if all(place in earlier and same_samples(earlier[place], parts[place]) for place in places):
                 return f"the samples are those of step {before + 1} again: is set_epoch missing?" + see("Two routes")
-        mine, union = one["samples"][others[0]][0], [sample for part in parts[others[0]] for sample in part[0]]
-        if not self.fed(others[0], union):
-            hint = self.draws(number, one, steps)
-            return f"values that the original never feeds its model{hint}"
+        mine, union = one["samples"][others[0]][0], [f"{sample:.5g}" for part in parts[others[0]] for sample in part[0]]
+        known = {f"{sample:.5g}" for step in self.base for sample in step["samples"].get(others[0], [[]])[0]}
+        if sum(sample in known for sample in union) < 0.9 * len(union):
+            return "values that the original never feeds its model" + self.random(one, steps, one["workers"])
         if len(union) == len(steps) * len(mine):
-            return (f"each rank takes a full-size batch ({len(mine)} samples): give its loader batch_size // world_size"
-                    + see("Two routes"))
+            return "each rank takes a full-size batch, not batch_size // world_size" + see("Two routes")
         counts = f": {len(union)} instead of {len(mine)}" * (len(union) != len(mine))
         return f"other samples, or some repeated{counts}" + see("Two routes")
 
-    def fed(self, place, samples):
-        """Whether the original has them too, in any of its steps."""
-        known = torch.tensor(sorted({sample for step in self.base for sample in step["samples"].get(place, [[]])[0]}))
-        samples = torch.tensor(samples)
-        after = torch.searchsorted(known, samples).clamp(1, len(known) - 1)
-        near = torch.minimum((known[after - 1] - samples).abs(), (known[after.clamp(max=len(known) - 1)] - samples).abs())
-        return bool((near <= 1e-6 * known.abs().max()).double().mean() > 0.9)
-
-    def draws(self, number, one, steps):
-        """What random numbers have to do with it: each rank's own cannot be compared with the original's."""
-        if self.random is not None and number >= self.random:
-            raise Unknown("the original's loader workers draw random numbers: turn augmentation off in both" + see("Check it"))
-        names = [name for name in one["drawn"] if all(name in step["drawn"] for step in steps)]
-        if any(step["drawn"][name] != steps[0]["drawn"][name] for step in steps for name in names):
-            raise Unknown(f"both scripts draw random numbers, by {' and '.join(names)}, and each rank draws its own: "
-                          "turn augmentation and noise off in both" + see("Check it"))
-        return f"; do the ranks draw alike, by {' and '.join(names)}, what must differ?" + see("Random numbers") if names else ""
+    def random(self, one, steps, workers=False):
+        """Random numbers of each rank's own are no fault, but hide one."""
+        if workers or (one["drawn"] and all(step["drawn"] for step in steps) and len({step["drawn"] for step in steps}) > 1):
+            raise Unknown("the original draws random numbers here, and each rank its own: turn augmentation and noise off in both"
+                          + see("Check it"))
+        return "; do the ranks draw alike what must differ?" + see("Random numbers") if one["drawn"] else ""
 
     def split(self):
         """Whether the ranks do not each compute what the original does."""
         return len(self.ranks) == 1 or not all(
-            one["samples"] and all(len(mine[0]) > 1 and alike(mine[0], step["samples"].get(place, [[]])[0])
-                                   for place, mine in one["samples"].items())
-            and near(one["losses"], step["losses"])
+            one["samples"] and near(one["losses"], step["losses"]) and all(
+                len(rows[0]) > 1 and alike(rows[0], step["samples"].get(place, [[]])[0])
+                for place, rows in one["samples"].items())
             for steps in self.ranks for one, step in zip(self.base, steps))
 
-    def gradient_fault(self, number, one, steps, names):
-        """Of the causes that the gradients of one step can have, the first that fits."""
-        hint = self.draws(number, one, steps)
+    def gradient_fault(self, one, steps, names):
+        """Of what the gradients of one step can have, the first that fits."""
         base, first, *others = (torch.tensor(step["gradients"]) for step in (one, *steps))
-        scale = torch.tensor([1, base[:, 0].norm(), base[:, 0].norm() ** 2])
-        clips = [len(step["norms"]) for step in (one, *steps)]
-        if len({*clips}) > 1:
-            return (f"clipped before they are averaged: {clips[1]} times instead of {clips[0]}; clip once, after the last backward"
-                    + see("Errors that vary"))
-        unlike = [name for name, *rows in zip(one["names"], first / scale, *(other / scale for other in others))
-                  if not all(torch.allclose(row, rows[0], rtol=1e-2, atol=1e-4) for row in rows)]
-        if unlike or not all(near(steps[0]["norms"], step["norms"]) for step in steps):
-            return (f"the ranks have different gradients{': ' * bool(unlike)}{', '.join(unlike[:3])}: they are not averaged in "
-                    "this step; call model(x), not model.module(x)" + see("Training goes through DDP"))
+        norm = base[:, 0].norm()
+        scale = torch.tensor([1, norm, norm ** 2])
+        if not all(torch.allclose(other / scale, first / scale, rtol=1e-2, atol=1e-4) for other in others):
+            return "the ranks have different gradients, not averaged in this step: does it go around DDP?" + see(
+                "Training goes through DDP")
+        if len(steps[0]["norms"]) != len(one["norms"]) or not all(near(steps[0]["norms"], step["norms"]) for step in steps):
+            return f"clipped before they are averaged, at norms of {[step['norms'] for step in steps]}{see('Errors that vary')}"
+        hint = self.random(one, steps)
         for name, value in one["buffers"].items():
-            if not all(near([value], [step["buffers"].get(name, value)], 1e-3) for step in steps):
-                return (f"gradients differ, and the buffer {name}: DDP averages only gradients, so a buffer must be computed "
-                        "from the whole batch" + see("Losses over pairs"))
-        return self.factor(one, steps, base, first) or self.other_gradients(one, steps, names) + hint
+            if not all(near([value], [step["buffers"].get(name, value)]) for step in steps):
+                return (f"gradients differ, and the buffer {name}: DDP averages only gradients, so it must be computed from "
+                        "the whole batch" + see("Losses over pairs"))
+        if times := self.factor(one, steps, base, first):
+            hint = ": unscale_ before clipping" * (not 0.01 < times < 100 and "GradScaler" in one["switches"])
+            return (f"all gradients are {times:.4g} times the original's, with {len(steps)} processes"
+                    f"{hint or ': a sum must be multiplied by world_size, a mean must not' + see('Sums and unequal parts')}")
+        losses = ", ".join(f"{sum(step['losses']):.5g}" for step in (one, *steps))
+        return (f"gradients differ, samples do not{names}; losses of the original and the ranks: {losses}; do parts count "
+                f"unequally (padding, class weights), or does the loss compare samples?{see('Errors that vary')}{hint}")
 
     def factor(self, one, steps, base, first):
-        """All gradients are the original's times a number."""
-        (size, distance, product), norm, clipped = first.T, base[:, 0].norm(), bool(one["norms"])
+        """If all gradients are the original's times a number, that number."""
+        (size, distance, product), norm = first.T, base[:, 0].norm()
         square = (distance.square() + 2 * product - size.square()).sum()  # of their own norm
-        across = (square * norm ** 2 / product.sum() ** 2 - 1).abs()  # the angle's tangent, squared
-        before = one["norms"][0] if clipped else norm.item() ** 2  # of all gradients, before they are clipped
-        times = (steps[0]["norms"][0] if clipped else product.sum().item()) / (before or 1)
-        if across > max(1e-5, (NOISE * self.turned) ** 2) or near([times], [1], 0.1):
-            return ""
-        advice = ""
-        if near([times], [1 / len(steps)], 0.1):
-            advice = "a sum must be multiplied by world_size, for DDP divides by it"
-        elif near([times], [len(steps)], 0.1):
-            advice = "a mean must not be multiplied by world_size"
-        elif not 0.01 < times < 100 and "GradScaler" in one["switches"]:
-            advice = "unscale_ before clipping"
-        return (f"all gradients are {times:.4g} times the original's, with {len(steps)} processes: {advice}".removesuffix(": ")
-                + see("Sums and unequal parts"))
-
-    def other_gradients(self, one, steps, names):
-        losses = ", ".join(f"{sum(step['losses']):.5g}" for step in (one, *steps))
-        text = f"gradients differ, samples do not{names}; losses of the original and the ranks: {losses}"
-        sizes = [[len(found[0]) for found in step["samples"].values()] for step in steps]
-        if any(size != sizes[0] for size in sizes):
-            return (f"{text}; the ranks' parts are not equal: divide each one's sum by the count of the whole batch"
-                    + see("Sums and unequal parts"))
-        return (f"{text}; do the parts count unequally (padding, class weights), or does the loss compare samples?"
-                + see("Errors that vary"))
+        parallel = (square * norm ** 2 / product.sum() ** 2 - 1).abs() < max(1e-5, (NOISE * self.turned) ** 2)
+        mine, its = (one["norms"][0], steps[0]["norms"][0]) if one["norms"] else (norm.item() ** 2, product.sum().item())
+        times = its / (mine or 1)  # of all gradients, before they are clipped
+        return times if parallel and not near([times], [1], 0.1) else None
 
     def other_option(self, one, step):
         groups = itertools.zip_longest(one["options"], step["options"], fillvalue={})
@@ -226,11 +180,3 @@ class Training:
                 if was != now and None not in (was, now) and not rounded:
                     return f"{name} {now} instead of {was}"
         return ""
-
-    def option_fault(self, option, rank, one, steps):
-        text = f"{option} on rank {rank}"
-        if option.startswith("ReduceLROnPlateau") or not all(self.other_option(one, step) for step in steps):
-            return f"{text}: all ranks must decide alike, by a figure of all" + see("Decisions")
-        if option.startswith("lr ") and not self.offset:
-            return f"{text}: keep the original's rate and schedule, for all ranks together take its batch" + see("Loops of steps")
-        return text

@@ -1,5 +1,5 @@
 """In each process of a run: notes the optimizer's steps, forces them to be those of the original's first run, and removes what
-makes right conversions differ, such as dropout. What it hooks, and why, stands at the end."""
+makes right conversions differ, such as dropout. What is hooked stands at the end."""
 import faulthandler
 import functools
 import json
@@ -20,25 +20,24 @@ import torch.distributed.nn
 import torch.nn.functional as F
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import lr_scheduler
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 settings = json.loads(os.environ["CHECK_CONVERSION"])
 ROLE, FORCE = settings["role"], settings["force"]  # "first" or "second" run of the original, or "other"
-HOME, NOTES, COPY, FOLDER = (Path(settings[name]) for name in ("home", "notes", "copy", "folder"))
+HOME, NOTES, COPY = (Path(settings[name]) for name in ("home", "notes", "copy"))
 MOST = 4 * 2**30  # bytes of recorded steps
 CHANGES = {"os.rename": (0, 1), "os.link": (0, 1), "os.symlink": (1,), **dict.fromkeys((  # which arguments of an event are paths
     "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "shutil.rmtree"), (0,))}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-FREE = [os.path.realpath(os.path.expanduser(path)) for path in (  # devices, and what packages keep to be faster the next time
+FREE = [os.path.realpath(os.path.expanduser(path)) for path in (  # and what packages keep to be faster the next time
     HOME, "/dev", "/proc", "~/.cache", "~/.triton", "~/.nv", "~/.config/matplotlib",
     *filter(None, map(os.environ.get, ("XDG_CACHE_HOME", "TORCH_HOME", "HF_HOME", "MPLCONFIGDIR"))))]
 # Names that torch does not document, and what is wrong without them. If torch has them no longer, the run ends and says so.
 PRIVATE = {(DistributedDataParallel, "_passing_sync_batchnorm_handle"): "DDP refuses SyncBatchNorm on CPUs",
            (dist.Reducer, "_rebuild_buckets"): "a restarted run adds up gradients in another order than the unbroken one"}
-SEEDS = (torch, "manual_seed"), (random, "seed"), (numpy.random, "seed")
-rank, count = int(os.environ.get("RANK", 0)), 0  # the last rank known: a script may leave its group before it ends; steps
+CHANGED = set()  # what of a run is not as without the check
+rank, count = int(os.environ.get("RANK", 0)), 0  # of steps; the rank is the last known: a script may leave its group
 
 
 def note(kind, **values):
@@ -49,12 +48,6 @@ def note(kind, **values):
         file.write(json.dumps({"kind": kind, "rank": rank, "steps": count, "time": time.time_ns(), **values}) + "\n")
     if kind == "stop":
         os._exit(1)
-
-
-@functools.cache
-def say_changed(text):
-    """What of the run is not as it would be without the check, once."""
-    note("changed", text=text)
 
 
 def guarded(function):
@@ -97,17 +90,21 @@ def fingerprints(value, place=""):
         value = value.detach().to_dense().double()
         yield place, (fingerprint(value if value.dim() else value[None]),
                       fingerprint(value.transpose(0, 1)) if value.dim() > 1 else [])
-    pairs = value.items() if hasattr(value, "items") else ((0, part) for part in value) if isinstance(value, (list, tuple)) else ()
-    for name, part in pairs:
-        yield from fingerprints(part, f"{place}.{name}")
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from fingerprints(part, place)
+    elif hasattr(value, "items"):
+        for name, part in value.items():
+            yield from fingerprints(part, f"{place}.{name}")
 
 
-def generators():
-    """The states of the generators that all code shares."""
-    name, keys, *position = numpy.random.get_state()
-    states = {"torch": torch.get_rng_state().tolist(), "random": random.getstate(), "numpy": [*keys, *position],
-              "torch.cuda": torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else 0}
-    return {name: zlib.crc32(repr(state).encode()) for name, state in states.items()}
+def random_state():
+    """A number that changes when a random number is drawn, of the generators that all code shares."""
+    _, keys, *position = numpy.random.get_state()
+    states = [torch.get_rng_state().numpy(), keys, repr((position, random.getstate())).encode()]
+    if torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state().numpy())
+    return functools.reduce(lambda found, state: zlib.crc32(state, found), states, 0)
 
 
 def distances(mine, reference):
@@ -121,41 +118,28 @@ class Steps:
     weights. So rounding does not add up, and each step is judged for itself."""
 
     def __init__(self):
-        self.names, self.inside, self.stepping, self.recorded = {}, [], [], 0
+        self.names, self.inside, self.stepping, self.recorded, self.workers = {}, [], [], 0, False
         self.models = weakref.WeakSet()  # weak: with torch 2.11, DDP hangs if it outlives its process group
         self.alive, self.noise = (NOTES / "alive").open("ab", 0), torch.Generator().manual_seed(0)
         self.begin()
 
     def begin(self):
-        self.now = {"samples": {}, "losses": [], "norms": [], "shuffles": [], "drawn": {}, "switches": {}, "workers": False}
+        self.now = {"samples": {}, "losses": [], "norms": [], "shuffles": [], "switches": {}}
         self.parameters = self.mine = self.reference = ()
-        self.states = generators()
+        self.state = random_state()
 
     def switch(self, name, value):
         """What is on in a step. None: the script has it on, but it works on GPUs only."""
         if torch.is_grad_enabled():
             self.now["switches"][name] = value
 
-    def look(self):
-        """Which generators were used since the last look, by what they would have drawn."""
-        before, self.states = self.states, generators()
-        self.now["drawn"] |= {name: state for name, state in before.items() if self.states[name] != state}
-
-    def not_drawn(self, usual, *given, **named):
-        """Seeds, and what a loader draws for its workers, are no random numbers of a step."""
-        self.look()
-        self.now["workers"] |= any(getattr(one, "num_workers", 0) > 0 for one in given)
-        result = usual(*given, **named)
-        self.states = generators()
-        return result
-
     def enter(self, module, given):
         """The outermost of modules that train is the one that is given the samples."""
         self.alive.write(b".")
         if FORCE and isinstance(getattr(module, "dropout", None), float) and module.dropout:
-            say_changed("dropout was 0")
+            CHANGED.add("dropout was 0")
             module.dropout = 0.0  # RNNs hand it on to C++
-        if self.inside or torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters()):
+        if self.inside or (torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters())):
             self.inside.append(module)
         if len(self.inside) == 1:
             self.models.add(module)
@@ -175,8 +159,7 @@ class Steps:
         if len(self.stepping) > 1:  # one optimizer calls another
             return
         if not count:
-            note_figures()
-        self.look()
+            output.note_figures()
         self.parameters = [one for group in optimizer.param_groups for one in group["params"]]
         if any(hasattr(one, "to_local") for one in self.parameters):
             note("stop", text="FSDP and tensor parallelism are not supported")
@@ -188,15 +171,16 @@ class Steps:
             found = torch.load(file, weights_only=True, map_location=self.parameters[0].device)
             if [one.shape for one in found["before"]] == [one.shape for one in self.parameters]:
                 self.reference = found
-        self.now["names"] = [self.names.get(id(one), "?") for one in self.parameters]
-        if not FORCE:  # --resume says which step's weights a restarted run begins with
-            self.now["weights"] = [sum(fingerprint(one.detach().double()[None])) for one in self.parameters]
-        self.now["known"] = self.reference is not self.mine  # else it is another optimizer's
-        self.now["buffers"] = {name.removeprefix("module."): fingerprint(one.detach().double()[None])[0] for model in self.models
-                               for name, one in model.named_buffers() if one.is_floating_point() and one.numel()}
-        self.now["options"] = [{name: float(value) if name == "lr" else value for name, value in group.items()
-                                if name == "lr" or name != "initial_lr" and isinstance(value, (float, tuple))}
-                               for group in optimizer.param_groups]
+        self.now |= {
+            "names": [self.names.get(id(one), "?") for one in self.parameters], "workers": self.workers, "changed": [*CHANGED],
+            "known": self.reference is not self.mine,  # else it is another optimizer's
+            "drawn": (random_state() != self.state) * random_state(),
+            "weights": [] if FORCE else [sum(fingerprint(one.double()[None])) for one in self.mine["before"]],
+            "buffers": {name.removeprefix("module."): fingerprint(one.detach().double()[None])[0] for model in self.models
+                        for name, one in model.named_buffers() if one.is_floating_point() and one.numel()},
+            "options": [{name: float(value) if name == "lr" else value for name, value in group.items()
+                         if name == "lr" or (name != "initial_lr" and isinstance(value, (float, tuple)))}
+                        for group in optimizer.param_groups]}
         for one, gradient in zip(self.parameters, self.reference["gradients"] if FORCE else ()):
             if gradient.any() and one.grad is None:
                 one.grad = gradient.clone()
@@ -233,27 +217,30 @@ class Steps:
                 one.data.mul_(1 + torch.finfo(one.dtype).eps * move)
 
 
-class Order:
-    """RandomSampler draws what DistributedSampler does, which counts epochs from wherever set_epoch begins.
-    An epoch is a pass over a dataset, with gradients on, that steps came of."""
-    epochs = {}  # by dataset: for each what its sampler was asked for, and the steps before it
+class Equal:
+    """What right conversions differ by is done alike, or taken away."""
+
+    def __init__(self):
+        self.epochs = {}  # by dataset: for each what its sampler was asked for, and the steps before it
 
     @guarded
     def number(self, dataset, asked, drawn):
-        """Of the epoch. Whoever asks for an earlier one, without set_epoch, gets that one's order again."""
+        """Of the epoch, a pass over a dataset, with gradients on, that steps came of. Whoever asks for an earlier one, without
+        set_epoch, gets that one's order again."""
         _, epochs = self.epochs.setdefault(id(dataset), (dataset, {}))
         if count in [*epochs.values()][-1:]:
             epochs.popitem()  # no step came of it
+        steps.state = random_state()  # seeds, and what a loader draws for its workers, are no random numbers of a step
         asked = asked or count
         number = [*epochs, asked].index(asked)
         if torch.is_grad_enabled():
-            say_changed("both scripts shuffled as DistributedSampler does")
+            CHANGED.add("both scripts shuffled as DistributedSampler does")
             epochs.setdefault(asked, count)
             steps.now["shuffles"].append(drawn)
         return number
 
     def draw(self, usual, sampler):
-        """DistributedSampler takes nothing from the default generator: so it is left as it was."""
+        """RandomSampler draws what DistributedSampler does, and takes nothing from the default generator, as that."""
         if sampler.replacement or sampler.num_samples != len(sampler.data_source):
             return usual(sampler)
         generator = sampler.generator or torch.default_generator
@@ -270,151 +257,143 @@ class Order:
         sampler.seed, sampler.epoch = asked
         return iter(order)
 
+    def drop_nothing(self, usual, input, p=0.5, training=True, inplace=False):
+        if training and p:
+            CHANGED.add("dropout was 0")
+            steps.switch("dropout", p)
+        return input if inplace or not training else input.clone()
 
-def drop_nothing(usual, input, p=0.5, training=True, inplace=False):
-    if training and p:
-        say_changed("dropout was 0")
-        steps.switch("dropout", p)
-    return input if inplace or not training else input.clone()
+    def no_autocast(self, _, context):
+        on, here = torch.is_autocast_enabled(context.device), context.device == "cpu" or torch.accelerator.is_available()
+        steps.switch("autocast", on or (False if here else None))
+        if on:
+            CHANGED.add("autocast was off")
+            torch.set_autocast_enabled(context.device, False)  # until its end
 
+    def synchronise(self, usual, module, input):
+        settings["batchnorm"] = settings["batchnorm"] or "sync"
+        return torch.nn.BatchNorm1d.forward(module, input)  # SyncBatchNorm's own refuses CPUs
 
-def no_autocast(_, context):
-    on = torch.is_autocast_enabled(context.device)
-    here = context.device == "cpu" or torch.accelerator.is_available()
-    steps.switch("autocast", on or (False if here else None))
-    if on:
-        say_changed("autocast was off")
-        torch.set_autocast_enabled(context.device, False)  # until __exit__
+    def normalise(self, usual, input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+        """BatchNorm over the whole batch, on CPUs too; or by its statistics so far, which stand still."""
+        if training and settings["batchnorm"] == "rank" and running_mean is not None:
+            CHANGED.add("BatchNorm's statistics stood still")
+            training, momentum = False, 0.0
+        if not (training and dist.is_initialized() and dist.get_world_size() > 1):
+            return usual(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        if settings["batchnorm"] != "sync":
+            note("stop", text="plain BatchNorm trains on several ranks: --sync-batchnorm compares it as "
+                 "SyncBatchNorm, if your script converts it on GPUs; --rank-batchnorm leaves it out")
+        if input.device.type == "cpu":
+            CHANGED.add("BatchNorm was SyncBatchNorm, on CPUs too, where your own run differs")
+        sizes = input.new_zeros(dist.get_world_size())
+        sizes[dist.get_rank()] = len(input)
+        dist.all_reduce(sizes)
+        before, behind = int(sizes[:dist.get_rank()].sum()), int(sizes[dist.get_rank() + 1:].sum())
+        whole = F.pad(input.movedim(0, -1), (before, behind)).movedim(-1, 0)  # zeros where others have samples
+        whole = dist.nn.functional.all_reduce(whole.contiguous())
+        return usual(whole, running_mean, running_var, weight, bias, True, momentum, eps)[before:][:len(input)]
 
+    def note_losses(self, _, tensors, *given, **named):
+        for one in [tensors] if torch.is_tensor(tensors) else tensors:
+            steps.now["losses"] += [one.item()] * (one.numel() == 1)
 
-def note_losses(_, tensors, *given, **named):
-    steps.now["losses"] += [one.item() for one in ([tensors] if torch.is_tensor(tensors) else tensors) if one.numel() == 1]
+    def note_workers(self, _, loader):
+        steps.workers |= loader.num_workers > 0
 
-
-def normalise(usual, input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-    """BatchNorm over the whole batch, on CPUs too; or by its statistics so far, which stand still."""
-    if training and settings["batchnorm"] == "rank" and running_mean is not None:
-        say_changed("BatchNorm's statistics stood still")
-        training, momentum = False, 0.0
-    if not (training and dist.is_initialized() and dist.get_world_size() > 1):
-        return usual(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    if settings["batchnorm"] != "sync":
-        note("stop", text="plain BatchNorm trains on several ranks: --sync-batchnorm compares it as "
-             "SyncBatchNorm, if your script converts it on GPUs; --rank-batchnorm leaves it out")
-    if input.device.type == "cpu":
-        say_changed("BatchNorm was SyncBatchNorm, also on CPUs, where your own run differs")
-    sizes = input.new_zeros(dist.get_world_size())
-    sizes[dist.get_rank()] = len(input)
-    dist.all_reduce(sizes)
-    before, behind = int(sizes[:dist.get_rank()].sum()), int(sizes[dist.get_rank() + 1:].sum())
-    whole = F.pad(input.movedim(0, -1), (before, behind)).movedim(-1, 0)  # zeros where others have samples
-    whole = dist.nn.functional.all_reduce(whole.contiguous())
-    return usual(whole, running_mean, running_var, weight, bias, True, momentum, eps)[before:][:len(input)]
-
-
-def synchronised(usual, module, input):
-    settings["batchnorm"] = settings["batchnorm"] or "sync"
-    return torch.nn.BatchNorm1d.forward(module, input)  # SyncBatchNorm's own refuses CPUs
-
-
-def watch(event, given):
-    opened = event == "open" and (given[2] or 0) & WRITES
-    for place in (0,) if opened else CHANGES.get(event, ()):
-        if event != "os.mkdir" or not os.path.isdir(given[place]):  # which is an error of its own
-            change(given[place], event == "os.rename" or opened and not given[2] & os.O_APPEND)
-
-
-def change(path, whole=True):
-    """Ends a write outside the copy; notes which rank writes a whole file in it."""
-    real = Path("/dev/null" if isinstance(path, int) else os.path.realpath(os.fsdecode(path)))
-    if real.is_relative_to(COPY) and whole:
-        note("wrote", file=str(real.relative_to(COPY)))
-    if not any(real.is_relative_to(free) for free in FREE) and "__pycache__" not in real.parts:
-        linked = ", which is too large to copy, and linked: --without leaves it out" * real.is_relative_to(FOLDER)
-        note("stop", text=f"the script writes to {real}{linked or ', which is not in this folder'}")
-
-
-def save(usual, obj, f, *given, **named):
-    if isinstance(f, (str, os.PathLike)):  # which torch opens in C++
-        change(f)
-    usual(obj, f, *given, **named)
-    note("saved")
+    def hook(self):
+        torch.manual_seed(0)
+        random.seed(0)
+        numpy.random.seed(0)
+        for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
+            replace(F, name, self.drop_nothing)
+        replace(F, "scaled_dot_product_attention", lambda usual, query, key, value, mask=None, dropout_p=0.0, *given, **named: (
+            usual(query, key, value, named.pop("attn_mask", mask), 0.0, *given, **named)))
+        replace(RandomSampler, "__iter__", self.draw)
+        replace(DistributedSampler, "__iter__", self.share_out)
+        replace(F, "batch_norm", self.normalise)
+        replace(torch.nn.SyncBatchNorm, "forward", self.synchronise)
+        replace(DistributedDataParallel, "_passing_sync_batchnorm_handle", lambda *_: None)
+        on_call(DataLoader, "__iter__", self.note_workers)
+        on_call(torch.autocast, "__enter__", self.no_autocast)
+        on_call(torch.amp.GradScaler, "scale", lambda _, scaler, *__: steps.switch("GradScaler", scaler.is_enabled() or None))
+        on_call(torch.autograd, "backward", self.note_losses)
+        on_call(torch.nn.utils, "clip_grad_norm_", lambda norm, parameters, max_norm, *_, **__: (
+            steps.now["norms"].extend([float(norm)] * (max_norm < float("inf")))))
+        on_call(torch.optim.lr_scheduler.ReduceLROnPlateau, "step", lambda _, schedule, metrics, *__, **___: steps.switch(
+            "ReduceLROnPlateau is given a different value:", float(metrics)))
+        for name in ("time", "perf_counter", "monotonic", "process_time") if ROLE == "second" else ():
+            setattr(time, name, functools.partial(output.run_faster, getattr(time, name), getattr(time, name)()))
 
 
-def say(usual, text):
-    """Notes what lines of the script write to stderr, perhaps by a logger, and what sys.exit is given."""
-    frame = sys._getframe(1).f_back  # None where Python itself writes, as the script exits
-    while frame and Path(frame.f_code.co_filename).parent.name in ("logging", "loguru"):
-        frame = frame.f_back
-    if not frame or of_script(frame):
-        note("line" if frame else "error", text=text)
-    return usual(text)
+class Output:
+    """Writes only into the copy, and notes of which rank; what else the script says, and how it ends."""
+
+    def watch(self, event, given):
+        opened = event == "open" and (given[2] or 0) & WRITES
+        for place in (0,) if opened else CHANGES.get(event, ()):
+            if event != "os.mkdir" or not os.path.isdir(given[place]):  # which is an error of its own
+                self.change(given[place], event == "os.rename" or (opened and not given[2] & os.O_APPEND))
+
+    def change(self, path, whole=True):
+        real = Path("/dev/null" if isinstance(path, int) else os.path.realpath(os.fsdecode(path)))
+        if real.is_relative_to(COPY) and whole:
+            note("wrote", file=str(real.relative_to(COPY)))
+        if not any(real.is_relative_to(free) for free in FREE) and "__pycache__" not in real.parts:
+            note("stop", text=f"the script writes to {real}, outside its copy of this folder, in which what is large is linked: "
+                 "--without leaves a file out")
+
+    def save(self, usual, obj, f, *given, **named):
+        if isinstance(f, (str, os.PathLike)):  # which torch opens in C++
+            self.change(f)
+        usual(obj, f, *given, **named)
+        note("saved")
+
+    def say(self, usual, text):
+        """To stderr: what lines of the script write, perhaps by a logger, and what sys.exit is given."""
+        frame = sys._getframe(1).f_back  # None where Python itself writes, as the script exits
+        while frame and Path(frame.f_code.co_filename).parent.name in ("logging", "loguru"):
+            frame = frame.f_back
+        if not frame or self.of_script(frame):
+            note("line" if frame else "error", text=text)
+        return usual(text)
+
+    def of_script(self, frame):
+        """A virtual environment may lie in the folder."""
+        file = frame.f_code.co_filename
+        return file.startswith(settings["copy"]) and "/lib/python" not in file[len(settings["copy"]):]
+
+    def note_error(self, usual, *error):
+        note("error", text="".join(traceback.format_exception(*error)))
+        usual(*error)
+
+    def note_figures(self):
+        """At the first step, when the script has imported what it needs."""
+        for name in {"torch.utils.tensorboard.writer", "tensorboardX.writer"} & set(sys.modules):
+            on_call(sys.modules[name].SummaryWriter, "add_scalar", lambda _, writer, tag, value, global_step=None, *__, **___: (
+                note("line", text=f"{tag} [{global_step}]: {float(value)!r}\n")))
+
+    def run_faster(self, clock, began):
+        """In the original's second run, for lines of the script: so that whatever is a time differs."""
+        now = clock()
+        return now + 1000 * (now - began) * self.of_script(sys._getframe(1))
 
 
-def of_script(frame):
-    """A virtual environment may lie in the folder."""
-    file = frame.f_code.co_filename
-    return file.startswith(settings["copy"]) and "/lib/python" not in file[len(settings["copy"]):]
-
-
-def note_error(usual, *error):
-    note("error", text="".join(traceback.format_exception(*error)))
-    usual(*error)
-
-
-def note_figures():
-    """At the first step, when the script has imported what it needs."""
-    for name in {"torch.utils.tensorboard.writer", "tensorboardX.writer"} & set(sys.modules):
-        on_call(sys.modules[name].SummaryWriter, "add_scalar", lambda _, writer, tag, scalar_value, global_step=None, *__, **___: (
-            note("line", text=f"{tag} [{global_step}]: {float(scalar_value)!r}\n")))
-
-
-def run_faster(clock, began):
-    """In the original's second run, for lines of the script: so that whatever is a time differs."""
-    now = clock()
-    return now + 1000 * (now - began) * of_script(sys._getframe(1))
-
-
-def make_equal():
-    for owner, name in SEEDS:
-        getattr(owner, name)(0)
-        replace(owner, name, steps.not_drawn)
-    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
-        replace(F, name, drop_nothing)
-    replace(F, "scaled_dot_product_attention", lambda usual, query, key, value, attn_mask=None, dropout_p=0.0, *given, **named: (
-        usual(query, key, value, attn_mask, 0.0, *given, **named)))
-    replace(RandomSampler, "__iter__", Order().draw)
-    replace(DistributedSampler, "__iter__", Order().share_out)
-    replace(DataLoader, "__iter__", steps.not_drawn)
-    replace(F, "batch_norm", normalise)
-    replace(torch.nn.SyncBatchNorm, "forward", synchronised)
-    replace(DistributedDataParallel, "_passing_sync_batchnorm_handle", lambda *_: None)
-    on_call(torch.autocast, "__enter__", no_autocast)
-    on_call(torch.amp.GradScaler, "scale", lambda _, scaler, *__: steps.switch("GradScaler", scaler.is_enabled() or None))
-    on_call(torch.autograd, "backward", note_losses)
-    on_call(torch.nn.utils, "clip_grad_norm_", lambda norm, parameters, max_norm, *_, **__: (
-        steps.now["norms"].extend([float(norm)] * (max_norm < float("inf")))))
-    on_call(lr_scheduler.ReduceLROnPlateau, "step", lambda _, schedule, metrics, *__, **___: steps.switch(
-        "ReduceLROnPlateau is given a different value:", float(metrics)))
-    for name in ("time", "perf_counter", "monotonic", "process_time") if ROLE == "second" else ():
-        setattr(time, name, functools.partial(run_faster, getattr(time, name), getattr(time, name)()))
-
-
-steps, torch_save = Steps(), torch.save
+torch_save, output, steps = torch.save, Output(), Steps()
 faulthandler.register(signal.SIGUSR2, open(NOTES / f"{os.getpid()}.stack", "w"), all_threads=False)
 if "RANK" in os.environ:
     note("rank")
     if os.path.samestat(os.fstat(1), os.stat(NOTES / "stdout")):  # each its own file: lines do not mix
         os.dup2(os.open(NOTES / f"stdout.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
-sys.addaudithook(watch)
-replace(sys, "excepthook", note_error)
-replace(sys.stderr, "write", say)
-replace(torch, "save", save)
+sys.addaudithook(output.watch)
+replace(sys, "excepthook", output.note_error)
+replace(sys.stderr, "write", output.say)
+replace(torch, "save", output.save)
 modules.register_module_forward_pre_hook(guarded(steps.enter))
 modules.register_module_forward_hook(guarded(steps.leave), with_kwargs=True, always_call=True)
 optimizers.register_optimizer_step_pre_hook(guarded(steps.before))
 optimizers.register_optimizer_step_post_hook(guarded(steps.after))
 if FORCE:
-    make_equal()
+    Equal().hook()
 else:
     replace(dist.Reducer, "_rebuild_buckets", lambda *_: False)
