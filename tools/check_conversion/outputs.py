@@ -35,7 +35,7 @@ def by_words(lines):
 
 def compare_lines(runs, anywhere=False, all_of_them=True):
     """Lines with the same words, in their order; or, anywhere, each at least once. What differs, how many there are, and which
-    are not compared, for the other run has no such words."""
+    cannot be compared."""
     (first, second, other), found, count, left_out = map(by_words, runs), [], 0, []
     for words, lines in first.items():
         if not anywhere and len(second[words]) != len(lines):
@@ -45,11 +45,7 @@ def compare_lines(runs, anywhere=False, all_of_them=True):
             continue
         count += len(lines)
         if len(other[words]) != len(lines) and not (anywhere and other[words]):
-            prefix = any(words == one.replace("module.", "") != one for one in other)
-            each = other[words] and len(other[words]) % len(lines) == 0
-            advice = ("; save model.module.state_dict(), whose names begin without module." + see("Saving") if prefix else
-                      "; is it of each rank?" + see("Printed by all ranks") if each else "")
-            found.append(f"{len(other[words])} times instead of {len(lines)}: {lines[0][1]}{advice}")
+            found.append(f"{len(other[words])} times instead of {len(lines)}: {lines[0][1]}{advice(lines, other[words], other)}")
             continue
         gaps = [[*map(gap, one, again)] for (one, _), (again, _) in zip(lines, second[words])]
         moved = [*map(max, zip(*gaps))] or [0.0] * len(lines[0][0])
@@ -57,8 +53,16 @@ def compare_lines(runs, anywhere=False, all_of_them=True):
             candidates = other[words] if anywhere else [other[words][place]]
             if not any(all(move > TIME or gap(one, its) <= max(SLIGHT, NOISE * move)
                            for one, its, move in zip(numbers, others, moved)) for others, _ in candidates):
-                found.append(f"{candidates[-1][1]!r} instead of {line!r}")
+                differs = f"{candidates[-1][1]!r} instead of {line!r}"
+                (found if second[words] else left_out).append(differs)  # each start prints its own, perhaps a time
     return found, count, left_out
+
+
+def advice(lines, others, other):
+    names = {line.replace("module.", "").partition(":")[0] for found in other.values() for _, line in found if "module." in line}
+    if lines[0][1].partition(":")[0] in names:
+        return "; without module., as of model.module.state_dict()" + see("Saving")
+    return "; is it of each rank?" + see("Printed by all ranks") if others and len(others) % len(lines) == 0 else ""
 
 
 def compare_files(folders, anywhere=False):
@@ -68,6 +72,8 @@ def compare_files(folders, anywhere=False):
         paths = [folder / name for folder in folders if (folder / name).exists()]
         if len(paths) == 3 and len({path.stat().st_mtime_ns for path in paths}) > 1:  # not as it was copied
             contents = [*map(read_lines, paths)]
+            if anywhere and any(": norm " in line for line in contents[0] or ()):
+                contents[1] = contents[0]  # the killed run's is that of another step
             different = compare_lines(contents, anywhere)[0][:3] if None not in contents else []
             found += [f"{name}: {one}" for one in different]
             (left_out if None in contents else same).extend([] if different else [name])

@@ -54,7 +54,7 @@ class Workspace:
 
     def __init__(self, patience, batchnorm, without):
         self.home, self.folder = Path(tempfile.mkdtemp(prefix="check.")).resolve(), Path.cwd()
-        self.patience, self.batchnorm, self.silence = patience, batchnorm, 0
+        self.patience, self.batchnorm, self.silence, self.linked = patience, batchnorm, 0, {}
         self.without = {self.home, *(path for pattern in without for path in self.folder.glob(pattern))}
 
     def copies(self):
@@ -63,8 +63,9 @@ class Workspace:
 
         def left_out(folder, names):
             paths = [Path(folder, name) for name in names]
-            links.extend(path for path in paths if (path / "pyvenv.cfg").exists() or (path.is_file() and not path.is_symlink()
-                         and path.stat().st_size > LARGE and path not in self.without))
+            large = [path for path in paths if path.is_file() and not path.is_symlink() and path.stat().st_size > LARGE]
+            self.linked |= {path: path.stat().st_mtime_ns for path in large if path not in self.linked}
+            links.extend({*large, *(path for path in paths if (path / "pyvenv.cfg").exists())} - self.without)
             return [path.name for path in paths if path.name in LEFT_OUT or path in links or path in self.without]
         with contextlib.suppress(shutil.Error):  # what cannot be read, or is no file
             shutil.copytree(self.folder, copy, symlinks=True, ignore=left_out)
@@ -102,6 +103,9 @@ class Workspace:
                     self.silence = max(self.silence, idle)
         finally:
             kill_all(str(notes).encode())
+        for path, changed in self.linked.items():  # by a write that Python did not see
+            if not path.exists() or path.stat().st_mtime_ns != changed:
+                raise Verdict(2, f"{path} has changed: it is large, and was linked, not copied; --without leaves it out")
         return Run(root, copy, notes, started.wait(), waits, who, status)
 
 

@@ -28,7 +28,7 @@ ROLE, FORCE = settings["role"], settings["force"]  # "first" or "second" run of 
 HOME, NOTES, COPY = (Path(settings[name]) for name in ("home", "notes", "copy"))
 MOST = 4 * 2**30  # bytes of recorded steps
 CHANGES = {"os.rename": (0, 1), "os.link": (0, 1), "os.symlink": (1,), **dict.fromkeys((  # which arguments of an event are paths
-    "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "shutil.rmtree"), (0,))}
+    "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime", "shutil.rmtree"), (0,))}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 FREE = [os.path.realpath(os.path.expanduser(path)) for path in (  # and what packages keep to be faster the next time
     HOME, "/dev", "/proc", "~/.cache", "~/.triton", "~/.nv", "~/.config/matplotlib",
@@ -305,6 +305,7 @@ class Equal:
         torch.manual_seed(0)
         random.seed(0)
         numpy.random.seed(0)
+        steps.begin()
         for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
             replace(F, name, self.drop_nothing)
         replace(F, "scaled_dot_product_attention", lambda usual, query, key, value, mask=None, dropout_p=0.0, *given, **named: (
@@ -333,15 +334,18 @@ class Output:
         opened = event == "open" and (given[2] or 0) & WRITES
         for place in (0,) if opened else CHANGES.get(event, ()):
             if event != "os.mkdir" or not os.path.isdir(given[place]):  # which is an error of its own
-                self.change(given[place], event == "os.rename" or (opened and not given[2] & os.O_APPEND))
+                self.change(given[place], event == "os.rename" or (opened and not given[2] & os.O_APPEND),
+                            event in ("open", "os.truncate", "os.chmod", "os.chown", "os.utime"))
 
-    def change(self, path, whole=True):
-        real = Path("/dev/null" if isinstance(path, int) else os.path.realpath(os.fsdecode(path)))
+    def change(self, path, whole=True, behind_link=True):
+        folder, name = os.path.split("/dev/null" if isinstance(path, int) else os.path.abspath(os.fsdecode(path)))
+        real = Path(os.path.realpath(folder), name)
+        real = real.resolve() if behind_link else real
         if real.is_relative_to(COPY) and whole:
             note("wrote", file=str(real.relative_to(COPY)))
         if not any(real.is_relative_to(free) for free in FREE) and "__pycache__" not in real.parts:
-            note("stop", text=f"the script writes to {real}, outside its copy of this folder, in which what is large is linked: "
-                 "--without leaves a file out")
+            note("stop", text=f"the script writes to {real}, which is not in its copy of this folder; "
+                 "a large file is linked there, to be read alone: --without leaves it out")
 
     def save(self, usual, obj, f, *given, **named):
         if isinstance(f, (str, os.PathLike)):  # which torch opens in C++
