@@ -35,7 +35,8 @@ def report(title, runs, folders, bad, changed=(), anywhere=False):
     printed, count, other_words = compare_lines([run.lines for run in runs], anywhere, all_of_them=anywhere)
     saved, same, left_out = compare_files(folders, anywhere)
     bad += [f"printed differently: {one}" for one in printed] + [f"saved differently: {one}" for one in saved]
-    texts = [title, f"printed: {count - len(printed)} of {count} lines the same", f"saved: {len(same)} files the same",
+    texts = [title, f"printed: {count - len(printed)} of {count} lines the same",
+             f"saved: {len(same)} files the same: {', '.join(same)}",
              f"in the check alone: {'; '.join(changed)}", f"not compared: {', '.join((left_out + other_words)[:5])}"]
     return int(bad != []), "\n".join([text for text in texts if not text.endswith(": ")] + bad)
 
@@ -44,9 +45,11 @@ def check_resume(workspace, command):
     """Whole; then killed in the step after the middle one of all saves; then started again in that copy."""
     whole = workspace.run(command, "first", "the unbroken run", force=False)
     base = whole.ranks[0]
-    for one, *others in zip(*whole.ranks.values()):
+    for one, *others in zip(*whole.ranks.values()):  # the samples of all ranks
         for place, rows in one["samples"].items():
-            one["samples"][place] = [sum((step["samples"].get(place, ([], []))[k] for step in others), rows[k]) for k in (0, 1)]
+            for step in others:
+                for mine, more in zip(rows, step["samples"].get(place, ())):
+                    mine += more
     saves = sorted({note["steps"] for note in whole.of("saved") if 0 < note["steps"] < len(base)})
     if not saves:
         raise Verdict(2, "it saves nothing before its last step")
@@ -95,4 +98,5 @@ def main():
     return status
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

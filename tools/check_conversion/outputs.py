@@ -10,6 +10,7 @@ import torch
 from training import NOISE, see
 
 SLIGHT, TIME = 1e-5, 1e-3  # of a figure: no difference; one that, between two originals, shows a time
+DAY = re.compile(r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\b")
 NUMBER = re.compile(r"(?<![A-Za-z_\d.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)")
 PICKLED = [argparse.Namespace, numpy.ndarray, numpy.dtype, *(getattr(numpy.dtypes, name) for name in numpy.dtypes.__all__)]
 with contextlib.suppress(AttributeError):  # names of numpy's own: without them, files that hold arrays are not compared
@@ -29,6 +30,7 @@ def by_words(lines):
     """Numbers and text of each line, by what it has besides its numbers."""
     found = defaultdict(list)
     for line in filter(None, map(str.strip, lines)):
+        line = DAY.sub("day", line)
         found[NUMBER.sub("#", line)].append((NUMBER.findall(line), line[:120]))
     return found
 
@@ -36,12 +38,13 @@ def by_words(lines):
 def compare_lines(runs, anywhere=False, all_of_them=True):
     """Lines with the same words, in their order; or, anywhere, each at least once. What differs, how many there are, and which
     cannot be compared."""
-    (first, second, other), found, count, left_out = map(by_words, runs), [], 0, []
+    (first, second, other), found, count, left_out, missing = map(by_words, runs), [], 0, [], []
     for words, lines in first.items():
         if not anywhere and len(second[words]) != len(lines):
-            continue  # it has a time in it, perhaps
+            left_out.append(f"{lines[0][1]!r}, which the original does not print twice")  # it has a time in it, perhaps
+            continue
         if not all_of_them and not other[words]:
-            left_out.append(f"{lines[0][1]!r}, which the converted script does not print in these words")
+            missing.append(f"{lines[0][1]!r}, which the converted script does not print in these words")
             continue
         count += len(lines)
         if len(other[words]) != len(lines) and not (anywhere and other[words]):
@@ -55,7 +58,9 @@ def compare_lines(runs, anywhere=False, all_of_them=True):
                            for one, its, move in zip(numbers, others, moved)) for others, _ in candidates):
                 differs = f"{candidates[-1][1]!r} instead of {line!r}"
                 (found if second[words] else left_out).append(differs)  # each start prints its own, perhaps a time
-    return found, count, left_out
+    if not count:  # other words for some lines are no fault
+        return missing, len(missing), left_out
+    return found, count, left_out + missing
 
 
 def advice(lines, others, other):

@@ -1,6 +1,4 @@
 """Whether a run trains as the original's first run did, and if not, from which step on, and why."""
-import itertools
-
 import torch
 
 NOISE = 5  # times what rounding alone does in the original's second run
@@ -102,7 +100,7 @@ class Training:
         for rank, step in enumerate(steps):
             fine = self.shares(one, step, kind) <= limit
             if names := [name for name, right in zip(one["names"], fine) if not right]:
-                return f": {', '.join(names[:3])}{', …' * (len(names) > 3)} on rank {rank}"
+                return f": {', '.join(map(str, names[:3]))}{', …' * (len(names) > 3)} on rank {rank}"
         return ""
 
     def sample_fault(self, number, one, steps):
@@ -141,6 +139,8 @@ class Training:
 
     def gradient_fault(self, one, steps, names):
         """Of what the gradients of one step can have, the first that fits."""
+        if self.offset:
+            return f"gradients differ, samples do not{names}: is dropout seeded in each epoch?{see('Random numbers')}"
         base, first, *others = (torch.tensor(step["gradients"]) for step in (one, *steps))
         norm = base[:, 0].norm()
         scale = torch.tensor([1, norm, norm ** 2])
@@ -172,8 +172,7 @@ class Training:
         return times if parallel and not near([times], [1], 0.1) else None
 
     def other_option(self, one, step):
-        groups = itertools.zip_longest(one["options"], step["options"], fillvalue={})
-        for mine, others in [(one["switches"], step["switches"]), *groups]:
+        for mine, others in [(one["switches"], step["switches"]), *zip(one["options"], step["options"])]:
             for name in mine | others:
                 was, now = mine.get(name, False), others.get(name, False)
                 rounded = isinstance(was, float) and near([was], [now], 1e-4)

@@ -118,7 +118,7 @@ class Steps:
     weights. So rounding does not add up, and each step is judged for itself."""
 
     def __init__(self):
-        self.names, self.inside, self.stepping, self.recorded, self.workers = {}, [], [], 0, False
+        self.names, self.inside, self.inner, self.stepping, self.recorded, self.workers = {}, [], set(), [], 0, False
         self.models = weakref.WeakSet()  # weak: with torch 2.11, DDP hangs if it outlives its process group
         self.alive, self.noise = (NOTES / "alive").open("ab", 0), torch.Generator().manual_seed(0)
         self.begin()
@@ -141,15 +141,17 @@ class Steps:
             module.dropout = 0.0  # RNNs hand it on to C++
         if self.inside or (torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters())):
             self.inside.append(module)
-        if len(self.inside) == 1:
+        if len(self.inside) == 1 and id(module) not in self.inner:
             self.models.add(module)
+            self.inner |= {id(one) for one in module.modules() if one is not module}
             new = {name: one for name, one in module.named_parameters() if id(one) not in self.names}
             self.names.update({id(one): name.removeprefix("module.") for name, one in new.items()})
             if ROLE == "second" and not count:
                 self.nudge(new.values())
 
-    def leave(self, module, given, named, result):
-        if self.inside and self.inside.pop() and not self.inside:
+    def leave(self, module, given, *rest):
+        named = rest[0] if len(rest) == 2 else {}  # torch leaves them out where forward has raised
+        if self.inside and self.inside.pop() and not self.inside and id(module) not in self.inner:  # checkpoints call inner ones
             for place, found in fingerprints(dict(enumerate(given)) | named):
                 for rows, more in zip(self.now["samples"].setdefault(place, ([], [])), found):
                     rows += more
@@ -160,32 +162,41 @@ class Steps:
             return
         if not count:
             output.note_figures()
-        self.parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        groups = {one: group for group in optimizer.param_groups for one in group["params"]}
+        found, self.parameters = self.recorded_step([*groups])
         if any(hasattr(one, "to_local") for one in self.parameters):
             note("stop", text="FSDP and tensor parallelism are not supported")
         gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.parameters]
         self.mine = {"before": [one.detach().clone() for one in self.parameters],
                      "gradients": [one.to_dense().clone() for one in gradients]}
-        self.reference, file = self.mine, HOME / f"step{settings['offset'] + count + 1}.pt"
-        if ROLE != "first" and file.exists():
-            found = torch.load(file, weights_only=True, map_location=self.parameters[0].device)
-            if [one.shape for one in found["before"]] == [one.shape for one in self.parameters]:
-                self.reference = found
+        self.reference = found or self.mine
         self.now |= {
-            "names": [self.names.get(id(one), "?") for one in self.parameters], "workers": self.workers, "changed": [*CHANGED],
+            "names": [self.names.get(id(one)) for one in self.parameters], "workers": self.workers, "changed": [*CHANGED],
             "known": self.reference is not self.mine,  # else it is another optimizer's
-            "drawn": (random_state() != self.state) * random_state(),
+            "drawn": FORCE and (random_state() != self.state) * random_state(),
             "weights": [] if FORCE else [sum(fingerprint(one.double()[None])) for one in self.mine["before"]],
             "buffers": {name.removeprefix("module."): fingerprint(one.detach().double()[None])[0] for model in self.models
                         for name, one in model.named_buffers() if one.is_floating_point() and one.numel()},
-            "options": [{name: float(value) if name == "lr" else value for name, value in group.items()
+            "options": [{name: float(value) if name == "lr" else value for name, value in groups[one].items()
                          if name == "lr" or (name != "initial_lr" and isinstance(value, (float, tuple)))}
-                        for group in optimizer.param_groups]}
+                        for one in self.parameters]}
         for one, gradient in zip(self.parameters, self.reference["gradients"] if FORCE else ()):
             if gradient.any() and one.grad is None:
                 one.grad = gradient.clone()
             elif gradient.any() and not one.grad.is_sparse:
                 one.grad.copy_(gradient)
+
+    def recorded_step(self, parameters):
+        """That of the original, and the parameters in its order; None if it is of others."""
+        file = HOME / f"step{settings['offset'] + count + 1}.pt"
+        if ROLE == "first" or not file.exists():
+            return None, parameters
+        found = torch.load(file, weights_only=True, map_location=parameters[0].device)
+        named = {self.names.get(id(one)): one for one in parameters}
+        if len(named) == len(parameters) and {*named} == {*found["names"]}:
+            parameters = [named[name] for name in found["names"]]
+        same = [one.shape for one in found["before"]] == [one.shape for one in parameters]
+        return found if same else None, parameters
 
     def after(self, optimizer, given, named):
         global count
@@ -194,7 +205,7 @@ class Steps:
         count += 1
         self.mine["after"] = [one.detach().clone() for one in self.parameters]
         if ROLE == "first" and rank == 0:
-            torch_save(self.mine, file := HOME / f"step{count}.pt")
+            torch_save({**self.mine, "names": self.now["names"]}, file := HOME / f"step{count}.pt")
             self.recorded += file.stat().st_size
             if self.recorded > MOST:
                 note("stop", text=f"{count} steps fill {MOST / 1e9:.0f} GB: let it take fewer")
