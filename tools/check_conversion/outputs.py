@@ -18,12 +18,13 @@ with contextlib.suppress(AttributeError):  # names of numpy's own: without them,
 
 
 def gap(one, other):
-    """Relative; one unit of the last digit is nothing, but for whole numbers."""
+    """Relative; one unit of the last digit is nothing."""
     if one == other:
         return 0.0
     a, b, (mantissa, _, exponent) = float(one), float(other), one.lower().partition("e")
     unit = 1.01 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) if "." in mantissa else 0
-    return max(0.0, abs(a - b) - unit) / max(abs(a), abs(b)) if abs(a - b) < float("inf") else 1.0
+    slack = unit if unit < 2e-3 * max(abs(a), abs(b)) else 0  # a coarser figure is not rounded otherwise by chance
+    return max(0.0, abs(a - b) - slack) / max(abs(a), abs(b)) if abs(a - b) < float("inf") else 1.0
 
 
 def by_words(lines):
@@ -58,7 +59,7 @@ def compare_lines(runs, anywhere=False, all_of_them=True):
                            for one, its, move in zip(numbers, others, moved)) for others, _ in candidates):
                 differs = f"{candidates[-1][1]!r} instead of {line!r}"
                 (found if second[words] else left_out).append(differs)  # each start prints its own, perhaps a time
-    if not count:  # other words for some lines are no fault
+    if not any(other.values()):  # else it has other words for them, perhaps
         return missing, len(missing), left_out
     return found, count, left_out + missing
 
@@ -75,6 +76,8 @@ def compare_files(folders, anywhere=False):
     found, same, left_out = [], [], []
     for name in sorted(str(path.relative_to(folders[0])) for path in folders[0].rglob("*") if path.is_file()):
         paths = [folder / name for folder in folders if (folder / name).exists()]
+        if anywhere and len(paths) == 2 and paths[1].is_relative_to(folders[2]):
+            paths.insert(1, paths[0])  # it was not there yet when the run was killed
         if len(paths) == 3 and len({path.stat().st_mtime_ns for path in paths}) > 1:  # not as it was copied
             contents = [*map(read_lines, paths)]
             if anywhere and any(": norm " in line for line in contents[0] or ()):
@@ -84,6 +87,8 @@ def compare_files(folders, anywhere=False):
             (left_out if None in contents else same).extend([] if different else [name])
         elif len(paths) == 2 and paths[1].is_relative_to(folders[1]):
             found.append(f"{name} is missing")
+        elif len(paths) == 1:
+            left_out.append(f"{name}, which one run alone has")
     return found, same, left_out
 
 
@@ -102,7 +107,7 @@ def value_lines(value, name=""):
         for key in [key for key in keys if key not in ("args", "config", "hparams")]:  # which may differ
             yield from value_lines(value[key], f"{name}.{key}".strip("."))
     elif isinstance(value, (torch.Tensor, numpy.ndarray)):
-        flat = torch.as_tensor(value).double().flatten()
+        flat = torch.as_tensor(value).double().flatten().nan_to_num()
         direction = flat @ torch.arange(1.0, len(flat) + 1).double().sin() / (flat.norm() + 1e-30)
         yield f"{name}: norm {flat.norm():.9g} direction {direction:.5f} of {[*value.shape]}"
     elif isinstance(value, (int, float, numpy.number)):

@@ -50,6 +50,8 @@ class Training:
     def measure(self, second):
         """The most that rounding moved each tensor, in the original's second run."""
         for number, step in enumerate(second, 1):
+            if number == 1 and self.shares(step, step, "before").max() > 1e3:
+                raise Verdict(2, "the original begins with other weights in each run: seed it" + see("Check it"))
             norms, distances, _ = torch.tensor(step["gradients"]).T
             if not norms.norm() < float("inf"):
                 raise Verdict(2, f"gradients of the original are not finite at step {number}")
@@ -113,6 +115,8 @@ class Training:
             earlier = self.base[before]["samples"]
             if all(place in earlier and same_samples(earlier[place], parts[place]) for place in places):
                 return f"the samples are those of step {before + 1} again: is set_epoch missing?" + see("Two routes")
+        if self.offset:
+            return "other samples than in the unbroken run: is what orders or draws them seeded in each epoch?" + see("Random numbers")
         mine, union = one["samples"][others[0]][0], [f"{sample:.5g}" for part in parts[others[0]] for sample in part[0]]
         known = {f"{sample:.5g}" for step in self.base for sample in step["samples"].get(others[0], [[]])[0]}
         if sum(sample in known for sample in union) < 0.9 * len(union):
@@ -149,6 +153,8 @@ class Training:
                 "Training goes through DDP")
         if len(steps[0]["norms"]) != len(one["norms"]) or not all(near(steps[0]["norms"], step["norms"]) for step in steps):
             return f"clipped before they are averaged, at norms of {[step['norms'] for step in steps]}{see('Errors that vary')}"
+        if not near(one["clips"], steps[0]["clips"]):
+            return f"gradients are clipped to {steps[0]['clips']} instead of {one['clips']}" + see("What your script has")
         hint = self.random(one, steps)
         for name, value in one["buffers"].items():
             if not all(near([value], [step["buffers"].get(name, value)]) for step in steps):

@@ -124,7 +124,7 @@ class Steps:
         self.begin()
 
     def begin(self):
-        self.now = {"samples": {}, "losses": [], "norms": [], "shuffles": [], "switches": {}}
+        self.now = {"samples": {}, "losses": [], "norms": [], "clips": [], "shuffles": [], "switches": {}}
         self.parameters = self.mine = self.reference = ()
         self.state = random_state()
 
@@ -309,6 +309,11 @@ class Equal:
         for one in [tensors] if torch.is_tensor(tensors) else tensors:
             steps.now["losses"] += [one.item()] * (one.numel() == 1)
 
+    def note_clip(self, norm, parameters, max_norm, *given, **named):
+        if max_norm < float("inf"):
+            steps.now["norms"].append(float(norm))
+            steps.now["clips"].append(float(max_norm))
+
     def note_workers(self, _, loader):
         steps.workers |= loader.num_workers > 0
 
@@ -330,8 +335,8 @@ class Equal:
         on_call(torch.autocast, "__enter__", self.no_autocast)
         on_call(torch.amp.GradScaler, "scale", lambda _, scaler, *__: steps.switch("GradScaler", scaler.is_enabled() or None))
         on_call(torch.autograd, "backward", self.note_losses)
-        on_call(torch.nn.utils, "clip_grad_norm_", lambda norm, parameters, max_norm, *_, **__: (
-            steps.now["norms"].extend([float(norm)] * (max_norm < float("inf")))))
+        on_call(torch.nn.utils, "clip_grad_norm_", self.note_clip)
+        on_call(torch.nn.utils, "clip_grad_value_", lambda _, parameters, most, *__, **___: steps.now["clips"].append(float(most)))
         on_call(torch.optim.lr_scheduler.ReduceLROnPlateau, "step", lambda _, schedule, metrics, *__, **___: steps.switch(
             "ReduceLROnPlateau is given a different value:", float(metrics)))
         for name in ("time", "perf_counter", "monotonic", "process_time") if ROLE == "second" else ():
