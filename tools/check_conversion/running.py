@@ -22,7 +22,8 @@ class Run:
     """What a command that has ended did and left. If it did not end well, `status` is that of the verdict."""
 
     def __init__(self, root, copy, notes, ended, waits, who, status):
-        found = [json.loads(line) for file in notes.glob("*.jsonl") for line in file.read_text().splitlines()]
+        texts = [file.read_text().rpartition("\n")[0] for file in notes.glob("*.jsonl")]  # the last line was killed, perhaps
+        found = [json.loads(line) for text in texts for line in text.splitlines()]
         self.copy, self.notes, self.ranks = copy, sorted(found, key=lambda note: note["time"]), {}
         for note in sorted(self.of("rank") + self.of("step"), key=lambda note: note["rank"]):
             self.ranks.setdefault(note["rank"], []).extend([note] * (note["kind"] == "step"))

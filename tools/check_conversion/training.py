@@ -116,7 +116,7 @@ class Training:
             if all(place in earlier and same_samples(earlier[place], parts[place]) for place in places):
                 return f"the samples are those of step {before + 1} again: is set_epoch missing?" + see("Two routes")
         if self.offset:
-            return "other samples than in the unbroken run: is what orders or draws them seeded in each epoch?" + see("Random numbers")
+            return "other samples than in the unbroken run: is their order seeded in each epoch?" + see("Random numbers")
         mine, union = one["samples"][others[0]][0], [f"{sample:.5g}" for part in parts[others[0]] for sample in part[0]]
         known = {f"{sample:.5g}" for step in self.base for sample in step["samples"].get(others[0], [[]])[0]}
         if sum(sample in known for sample in union) < 0.9 * len(union):

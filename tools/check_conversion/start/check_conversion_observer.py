@@ -336,7 +336,7 @@ class Equal:
         on_call(torch.amp.GradScaler, "scale", lambda _, scaler, *__: steps.switch("GradScaler", scaler.is_enabled() or None))
         on_call(torch.autograd, "backward", self.note_losses)
         on_call(torch.nn.utils, "clip_grad_norm_", self.note_clip)
-        on_call(torch.nn.utils, "clip_grad_value_", lambda _, parameters, most, *__, **___: steps.now["clips"].append(float(most)))
+        on_call(torch.nn.utils, "clip_grad_value_", lambda _, __, most, **___: steps.now["clips"].append(float(most)))
         on_call(torch.optim.lr_scheduler.ReduceLROnPlateau, "step", lambda _, schedule, metrics, *__, **___: steps.switch(
             "ReduceLROnPlateau is given a different value:", float(metrics)))
         for name in ("time", "perf_counter", "monotonic", "process_time") if ROLE == "second" else ():

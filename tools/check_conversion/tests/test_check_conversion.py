@@ -82,14 +82,17 @@ def workspaces(tmp_path_factory):
     return make
 
 
-@pytest.fixture
-def judge(workspaces, monkeypatch):
-    """Status and words of the check: of changes of both scripts, and of the converted one's alone."""
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
 
-    def call(both, after, batchnorm=None):
-        monkeypatch.chdir(".")  # back again at the end
+
+@pytest.fixture
+def judge(workspaces):
+    """Status and words of the check: of changes of the converted script alone, and of both."""
+    def call(after, both=(), batchnorm=None):
         workspace = workspaces(changed(BEFORE, both), batchnorm)
         os.chdir(workspace.folder)
         converted = changed(AFTER, [change for change in both if change[0] in AFTER])
@@ -147,89 +150,87 @@ ACCUMULATED = [(f"        loss = {LOSS}\n        loss.backward()\n", """        
 """), (STEP, "        scaler.step(optimizer)\n        scaler.update()\n"),
                ("schedule =", "scaler = torch.amp.GradScaler('cpu')\nschedule =")]
 NORM = (MODEL, "nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))")
+TEST = [("    schedule.step()\n", """    schedule.step()
+    model.eval()
+    with torch.no_grad():
+        test = F.mse_loss(getattr(model, "module", model)(data.tensors[0]), data.tensors[1])
+    model.train()
+"""), ("| loss", "| test {test:.4f} | loss")]
 BUFFER = [("schedule =", "model.register_buffer('center', torch.zeros(1))\nschedule ="),
           (LOSS, f"{LOSS} + (model(x) - model.center).square().mean()"),
           ("        total +=", "        model.center += 0.1 * y.mean()\n        total +=")]
-NOISE = [(LOSS, "F.mse_loss(model(x + torch.randn_like(x)), y)")]
 RIGHT = {
-    "a script with dropout and a schedule": ([], [], None),
-    "samples in dimension 1": (RNN, [], None),
-    "a closure": (CLOSURE, [], None),
-    "two optimizers, as of a GAN": (GAN, WRAPPED, None),
-    "gradients that are accumulated, scaled and clipped": (ACCUMULATED, [], None),
-    "BatchNorm that is synchronised on GPUs alone, and a test at the end": (
-        [NORM, ("torch.save(", "model.eval()\nprint(f'test {F.mse_loss(model(data.tensors[0]), data.tensors[1]):.4f}')\ntorch.save(")],
-        [("\nprint", "\nif rank == 0: print"), ("F.mse_loss(model(data", "F.mse_loss(model.module(data")], "sync")}
+    "a script with dropout and a schedule": ([],), "samples in dimension 1": ([], RNN), "a closure": ([], CLOSURE),
+    "two optimizers, as of a GAN": (WRAPPED, GAN), "gradients that are accumulated, scaled and clipped": ([], ACCUMULATED),
+    "BatchNorm that is synchronised on GPUs alone, and a test": ([], [NORM, *TEST], "sync")}
 CLIPPED = [(STEP, f"        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n{STEP}")]
 BY_HAND = [(LOSS, LOSS.replace("model(", "model.module(")), (STEP, f"""        for one in model.parameters():
             dist.all_reduce(one.grad)
             one.grad /= 2
 {STEP}""")]
 POSITIVE = "(F.mse_loss(model(x), y, reduction='none') * (x[:, :1] > 0)).sum() / (x[:, 0] > 0).sum()"
-FAULTS = {  # what both have, what the converted one has, and what is said
-    "no set_epoch": ([], [NO_EPOCH], "step 7: the samples are those of step 1 again: is set_epoch missing"),
-    "a full-size batch": ([], [("(data, 12", "(data, 24")], r"not batch_size // world_size \(see \"Two routes"),
-    "the whole batch on each rank": ([], [WHOLE, NO_EPOCH], "not split between ranks"),
-    "an order of each rank": ([], [WHOLE, NO_EPOCH, PART, SEED], "different seeds .*Random numbers"),
-    "a sum of losses": ([(LOSS, LOSS.replace("y)", "y, reduction='sum')"))], [], "step 1: all gradients are 0.5 times"),
-    "a mean that is multiplied": ([], [("loss.backward", "(loss * 2).backward")], "all gradients are 2 times .* a mean must not"),
-    "parts that count unequally": ([(LOSS, POSITIVE)], [], "step 1: gradients differ, samples do not: .* count unequally"),
-    "a buffer of each rank's part": (BUFFER, [], "step 2: .* the buffer center: DDP averages"),
-    "other initial weights": ([], [("model =", "torch.rand(1)\nmodel =")], "step 1: other initial weights: 0.weight"),
-    "training that goes around DDP": ([], [(LOSS, LOSS.replace("model(", "model.module("))], "not averaged in this step"),
-    "a second model without DDP": (GAN, [("del model", "del model, other")], "step 1: the ranks have different gradients"),
-    "clipping before averaging": (CLIPPED, BY_HAND, "clipped before they are averaged, at norms of"),
-    "a learning rate times the world size": ([], [("lr=0.05", "lr=0.05 * 2")], "step 1: lr 0.1 instead of 0.05"),
-    "a schedule that is not stepped": ([], [("    schedule.step()\n", "")], "step 7: lr 0.05 instead of 0.005"),
-    "a figure of one rank": ([], [("    dist.all_reduce(total)\n", "    total *= 2\n")], "the same training: .* printed differently: "),
-    "lines of all ranks": ([], [("    if rank == 0:\n        print", "    print")], r"4 times instead of 2: .* is it of each rank\?"),
-    "module. in a file": ([], [("model.module.state", "model.state")], "saved differently: model.pt: .*; without module"),
-    "a file of two ranks": ([], [("if rank == 0:\n    torch", "torch")], "model.pt is written by ranks 0 and 1"),
-    "a rank that hangs": ([], [(STEP, f"{STEP}        if rank == 0: dist.barrier()\n")], "hangs .*: rank 0: File .* rank 1: File "),
-    "a rank that fails": ([], [(STEP, f"{STEP}        assert rank == 0, 'no data'\n")], "ends with 1 .* AssertionError: no data")}
+FAULTS = {  # of the converted script, what is said, and what both scripts have
+    "no set_epoch": ([NO_EPOCH], "step 7: the samples are those of step 1 again: is set_epoch missing"),
+    "a full-size batch": ([("(data, 12", "(data, 24")], r"not batch_size // world_size \(see \"Two routes"),
+    "the whole batch on each rank": ([WHOLE, NO_EPOCH], "not split between ranks"),
+    "an order of each rank": ([WHOLE, NO_EPOCH, PART, SEED], "different seeds .*Random numbers"),
+    "a sum of losses": ([], "step 1: all gradients are 0.5 times", [(LOSS, LOSS.replace("y)", "y, reduction='sum')"))]),
+    "a mean that is multiplied": ([("loss.backward", "(loss * 2).backward")], "all gradients are 2 times .* a mean must not"),
+    "parts that count unequally": ([], "step 1: gradients differ, samples do not: .* count unequally", [(LOSS, POSITIVE)]),
+    "a buffer of each rank's part": ([], "step 2: .* the buffer center: DDP averages only gradients", BUFFER),
+    "other initial weights": ([("model =", "torch.rand(1)\nmodel =")], "step 1: other initial weights: 0.weight"),
+    "training that goes around DDP": ([(LOSS, LOSS.replace("model(", "model.module("))], "not averaged in this step"),
+    "clipping before averaging": (BY_HAND, "clipped before they are averaged, at norms of", CLIPPED),
+    "a learning rate times the world size": ([("lr=0.05", "lr=0.05 * 2")], "step 1: lr 0.1 instead of 0.05"),
+    "a schedule that is not stepped": ([("    schedule.step()\n", "")], "step 7: lr 0.05 instead of 0.005"),
+    "a figure of one rank": ([("    dist.all_reduce(total)\n", "    total *= 2\n")], "the same .* printed differently: "),
+    "lines of all ranks": ([("    if rank == 0:\n        print", "    print")], "4 times instead of 2: .* is it of each rank"),
+    "module. in a file": ([("model.module.state", "model.state")], "saved differently: model.pt: .*; without module"),
+    "a file of two ranks": ([("if rank == 0:\n    torch", "torch")], "model.pt is written by ranks 0 and 1"),
+    "a rank that hangs": ([(STEP, f"{STEP}        if rank == 0: dist.barrier()\n")], "hangs .*: rank 0: File .* rank 1: File "),
+    "a rank that fails": ([(STEP, f"{STEP}        assert rank == 0, 'no data'\n")], "ends with 1 .* AssertionError: no data")}
 UNKNOWN = {
-    "noise of each rank": (NOISE, [SEED], "each rank its own: turn augmentation"),
-    "plain BatchNorm": ([NORM], [], "--sync-batchnorm compares it"),
-    "a write outside": ([], [("schedule =", f"open('{TOOL}/new.txt', 'w')\nschedule =")], "writes to .*/new.txt, which is not in")}
+    "noise of each rank": ([SEED], "turn augmentation and noise off", [(LOSS, "F.mse_loss(model(x + torch.randn_like(x)), y)")]),
+    "plain BatchNorm": ([], "--sync-batchnorm compares it", [NORM]),
+    "a write outside": ([("schedule =", f"open('{TOOL}/new.txt', 'w')\nschedule =")], "writes to .*/new.txt, which is not in")}
 
 
 @pytest.mark.parametrize("case", RIGHT)
 def test_a_right_conversion_is_the_same_training(case, judge):
-    both, after, batchnorm = RIGHT[case]
-    status, said = judge(both, after, batchnorm)
+    status, said = judge(*RIGHT[case])
     assert status == 0 and re.search(r"printed: (\d) of \1 lines the same saved: 1 files the same: model.pt", said)
     assert "both scripts shuffled as DistributedSampler does" in said
 
 
 @pytest.mark.parametrize("case", FAULTS)
 def test_a_fault_is_refused_and_its_cause_named(case, judge):
-    both, after, says = FAULTS[case]
-    status, said = judge(both, after)
+    after, says, *both = FAULTS[case]
+    status, said = judge(after, *both)
     assert status == 1 and re.search(says, said)
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_what_cannot_be_known_is_not_judged(case, judge):
-    both, after, says = UNKNOWN[case]
-    status, said = judge(both, after)
+    after, says, *both = UNKNOWN[case]
+    status, said = judge(after, *both)
     assert status == 2 and re.search(says, said) and not (TOOL / "new.txt").exists()
 
 
-OPTIMIZER, SCHEDULE = (f"    {name}.load_state_dict(found['{name}'])\n" for name in ("optimizer", "schedule"))
+LOAD = "    {0}.load_state_dict(found['{0}'])\n"
+OPTIMIZER, SCHEDULE = LOAD.format("optimizer"), LOAD.format("schedule")
 RESUMED = changed(BEFORE, [
-    ("range(2)", "range(done, 4)"), ("    total =", "    torch.manual_seed(epoch)\n    total ="), ("for epoch", f"""done, mean = 0, 0
+    ("range(2)", "range(done, 4)"), ("    total =", "    torch.manual_seed(epoch)\n    total ="), ("for epoch", f"""mean, done = 0, 0
 if os.path.exists("run.pt"):
     found = torch.load("run.pt")
-    model.load_state_dict(found["model"])
-{OPTIMIZER}{SCHEDULE}    done = found["epoch"]
-for epoch"""), ("    schedule.step()\n", """    schedule.step()
+    done = found["epoch"]
+{LOAD.format("model")}{OPTIMIZER}{SCHEDULE}for epoch"""), ("    schedule.step()\n", """    schedule.step()
     torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'schedule': schedule.state_dict(),
                 'epoch': epoch + 1}, 'run.pt')
 """)])
 MEAN = ("    schedule.step", "    mean = mean + total\n    torch.save({'mean': mean}, 'mean.pt')\n    schedule.step")
 RESUME = {
     "nothing": ([], 0, "goes on as if it had never stopped: killed at step 13 of 24 printed: 4 of 4 .*: model.pt, run.pt"),
-    "the optimizer": ([(OPTIMIZER, "    optimizer.param_groups[0]['lr'] = 5e-4\n")], 1, "step 13: the gradients agree, the optim"),
+    "the optimizer": ([(OPTIMIZER, "    optimizer.param_groups[0]['lr'] = 5e-4\n")], 1, "step 13: the gradients agree, the opt"),
     "the epoch": ([("epoch + 1}", "epoch}")], 1, "begins with the weights of step 12; 18 steps instead of 12"),
     "the schedule": ([(SCHEDULE, "")], 1, "saved differently: run.pt: 'schedule.last_epoch: 2' instead of"),
     "the order": ([("    torch.manual_seed(epoch)\n", "")], 1, "step 13: other samples than in the unbroken run"),
@@ -238,17 +239,14 @@ RESUME = {
 
 
 @pytest.mark.parametrize("case", RESUME)
-def test_what_a_restarted_run_has_lost_is_named_by_one_that_nobody_stopped(case, tmp_path, monkeypatch):
+def test_what_a_restarted_run_has_lost_is_named_by_one_that_nobody_stopped(case):
     changes, status, says = RESUME[case]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     Path("train.py").write_text(changed(RESUMED, changes))
     found, said = words(lambda: check["check_resume"](Workspace(60, None, []), "python train.py"))
     assert found == status and re.search(says, said)
 
 
-def test_the_copy_has_what_a_script_reads_and_what_is_large_or_left_out_is_not_copied(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_copy_has_what_a_script_reads_and_what_is_large_or_left_out_is_not_copied(monkeypatch):
     for path in ("data/points.txt", "project/.git/config", "project/.venv/pyvenv.cfg", "project/run.pt", "project/train.py"):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text("1")
@@ -273,8 +271,8 @@ def test_each_section_that_a_verdict_names_is_one_of_the_chapter():
     assert len(cited) > 10 and cited <= {*headings}
 
 
-def test_ctrl_c_and_a_command_that_is_not_there_end_with_status_2(tmp_path):
-    run = functools.partial(subprocess.Popen, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+def test_ctrl_c_and_a_command_that_is_not_there_end_with_status_2():
+    run = functools.partial(subprocess.Popen, stderr=subprocess.PIPE, text=True)
     none = run([sys.executable, TOOL, "python train.py", "no_such_command"])
     assert "cannot be judged: " in none.communicate(timeout=60)[1] and none.returncode == 2
     waiting = run([sys.executable, TOOL, "echo $$ >&2; sleep 600", "true"])
