@@ -11,7 +11,7 @@ from training import NOISE, see
 
 SLIGHT, TIME = 1e-5, 1e-3  # of a figure: no difference; one that, between two originals, shows a time
 DAY = re.compile(r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\b")
-NUMBER = re.compile(r"(?<![A-Za-z_\d.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)")
+NUMBER = re.compile(r"(?<![A-Za-z_\d.])[-+]?(?:\d{1,3}(?:,\d{3})+(?= ?[A-Za-z/])|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)")
 PICKLED = [argparse.Namespace, numpy.ndarray, numpy.dtype, *(getattr(numpy.dtypes, name) for name in numpy.dtypes.__all__)]
 with contextlib.suppress(AttributeError):  # names of numpy's own: without them, files that hold arrays are not compared
     PICKLED += [numpy._core.multiarray._reconstruct, numpy._core.multiarray.scalar]
@@ -19,6 +19,7 @@ with contextlib.suppress(AttributeError):  # names of numpy's own: without them,
 
 def gap(one, other):
     """Relative; one unit of the last digit is nothing."""
+    one, other = one.replace(",", ""), other.replace(",", "")  # of thousands
     if one == other:
         return 0.0
     a, b, (mantissa, _, exponent) = float(one), float(other), one.lower().partition("e")

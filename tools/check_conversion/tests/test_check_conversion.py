@@ -6,6 +6,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -72,39 +73,34 @@ class Shared(Workspace):
         return self.once(command, role) if role != "other" else super().run(command, role, *given, **named)
 
 
-@pytest.fixture(scope="module")
-def workspaces(tmp_path_factory):
-    @functools.cache
-    def make(before, batchnorm):
-        os.chdir(tmp_path_factory.mktemp("project"))
-        Path("train.py").write_text(before)
-        return Shared(20, batchnorm, [])
-    return make
-
-
 @pytest.fixture(autouse=True)
-def surroundings(monkeypatch, tmp_path):
+def surroundings(monkeypatch, tmp_path, tmp_path_factory):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.getbasetemp()))
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def judge(workspaces):
+@functools.cache
+def workspace_of(before, batchnorm):
+    os.chdir(tempfile.mkdtemp())
+    Path("train.py").write_text(before)
+    return Shared(20, batchnorm, [])
+
+
+def judge(after, both=(), batchnorm=None):
     """Status and words of the check: of changes of the converted script alone, and of both."""
-    def call(after, both=(), batchnorm=None):
-        workspace = workspaces(changed(BEFORE, both), batchnorm)
-        os.chdir(workspace.folder)
-        converted = changed(AFTER, [change for change in both if change[0] in AFTER])
-        Path("train_ddp.py").write_text(changed(converted, after))
-        return words(lambda: check["check_conversion"](
-            workspace, "python train.py", "torchrun --standalone --nproc_per_node=2 train_ddp.py"))
-    return call
+    workspace = workspace_of(changed(BEFORE, both), batchnorm)
+    os.chdir(workspace.folder)
+    converted = changed(AFTER, [change for change in both if change[0] in AFTER])
+    Path("train_ddp.py").write_text(changed(converted, after))
+    return words(check["check_conversion"], workspace, "python train.py",
+                 "torchrun --standalone --nproc_per_node=2 train_ddp.py")
 
 
-def words(verdict):
+def words(verdict, *given):
     try:
-        status, text = verdict()
+        status, text = verdict(*given)
     except Verdict as found:
         status, text = found.args
     print(text)
@@ -124,14 +120,12 @@ class Net(nn.Module):
         return self.head(self.rnn(x)[0][-1])
 x = torch.randn""")]
 CLOSURE = [("SGD(model.parameters(), lr=0.05, momentum=0.9)", "LBFGS(model.parameters(), lr=0.1, max_iter=3)"),
-           (f"        loss = {LOSS}\n        loss.backward()\n{STEP}", f"""        def closure():
-            optimizer.zero_grad()
-            loss = {LOSS}
+           (f"        optimizer.zero_grad()\n        loss = {LOSS}", f"        def closure():\n            loss = {LOSS}"),
+           ("        loss.backward()\n", """            optimizer.zero_grad()
             loss.backward()
             return loss
-        loss = optimizer.step(closure)
-""")]
-GAN = [("optimizer = torch", "other = nn.Linear(1, 1)\nsecond = torch.optim.Adam(other.parameters(), 0.01)\noptimizer = torch"),
+"""), ("        optimizer.step()", "        loss = optimizer.step(closure)")]
+GAN = [("optimizer = torch", "other = nn.Linear(1, 1)\nsecond = torch.optim.Adam(other.parameters())\noptimizer = torch"),
        (f"        loss = {LOSS}\n", """        second.zero_grad()
         F.softplus(other(model(x).detach())).mean().backward()
         second.step()
@@ -196,21 +190,21 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("case", RIGHT)
-def test_a_right_conversion_is_the_same_training(case, judge):
+def test_a_right_conversion_is_the_same_training(case):
     status, said = judge(*RIGHT[case])
     assert status == 0 and re.search(r"printed: (\d) of \1 lines the same saved: 1 files the same: model.pt", said)
     assert "both scripts shuffled as DistributedSampler does" in said
 
 
 @pytest.mark.parametrize("case", FAULTS)
-def test_a_fault_is_refused_and_its_cause_named(case, judge):
+def test_a_fault_is_refused_and_its_cause_named(case):
     after, says, *both = FAULTS[case]
     status, said = judge(after, *both)
     assert status == 1 and re.search(says, said)
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
-def test_what_cannot_be_known_is_not_judged(case, judge):
+def test_what_cannot_be_known_is_not_judged(case):
     after, says, *both = UNKNOWN[case]
     status, said = judge(after, *both)
     assert status == 2 and re.search(says, said) and not (TOOL / "new.txt").exists()
@@ -219,7 +213,8 @@ def test_what_cannot_be_known_is_not_judged(case, judge):
 LOAD = "    {0}.load_state_dict(found['{0}'])\n"
 OPTIMIZER, SCHEDULE = LOAD.format("optimizer"), LOAD.format("schedule")
 RESUMED = changed(BEFORE, [
-    ("range(2)", "range(done, 4)"), ("    total =", "    torch.manual_seed(epoch)\n    total ="), ("for epoch", f"""mean, done = 0, 0
+    ("range(2)", "range(done, 4)"), ("    total =", "    torch.manual_seed(epoch)\n    total ="), ("for epoch", f"""
+mean, done = 0, 0
 if os.path.exists("run.pt"):
     found = torch.load("run.pt")
     done = found["epoch"]
@@ -242,7 +237,7 @@ RESUME = {
 def test_what_a_restarted_run_has_lost_is_named_by_one_that_nobody_stopped(case):
     changes, status, says = RESUME[case]
     Path("train.py").write_text(changed(RESUMED, changes))
-    found, said = words(lambda: check["check_resume"](Workspace(60, None, []), "python train.py"))
+    found, said = words(check["check_resume"], Workspace(60, None, []), "python train.py")
     assert found == status and re.search(says, said)
 
 
