@@ -24,7 +24,7 @@ def gap(one, other):
         return 0.0
     a, b, (mantissa, _, exponent) = float(one), float(other), one.lower().partition("e")
     unit = 1.01 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) if "." in mantissa else 0
-    slack = unit if unit < 2e-3 * max(abs(a), abs(b)) else 0  # a coarser figure is not rounded otherwise by chance
+    slack = unit if unit < 1e-3 * max(abs(a), abs(b)) else 0  # a coarser figure is not rounded otherwise by chance
     return max(0.0, abs(a - b) - slack) / max(abs(a), abs(b)) if abs(a - b) < float("inf") else 1.0
 
 

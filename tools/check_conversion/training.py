@@ -1,6 +1,7 @@
 """Whether a run trains as the original's first run did, and if not, from which step on, and why."""
 import torch
 
+torch.set_default_dtype(torch.float64)  # of what the processes have noted
 NOISE = 5  # times what rounding alone does in the original's second run
 MOST = 0.02  # of all gradients; where rounding does more, it decides
 
@@ -152,7 +153,8 @@ class Training:
             return "the ranks have different gradients, not averaged in this step: does it go around DDP?" + see(
                 "Training goes through DDP")
         if len(steps[0]["norms"]) != len(one["norms"]) or not all(near(steps[0]["norms"], step["norms"]) for step in steps):
-            return f"clipped before they are averaged, at norms of {[step['norms'] for step in steps]}{see('Errors that vary')}"
+            norms = " and ".join(str([float(f"{norm:.3g}") for norm in step["norms"]]) for step in steps)
+            return f"clipped before they are averaged, at norms of {norms}{see('Errors that vary')}"
         if not near(one["clips"], steps[0]["clips"]):
             return f"gradients are clipped to {steps[0]['clips']} instead of {one['clips']}" + see("What your script has")
         hint = self.random(one, steps)
