@@ -92,8 +92,8 @@ class Training:
         options = [self.other_option(one, step) for step in steps]
         for rank, option in enumerate(options):
             if option:
-                advice = "" if self.offset else see("What your script has") if all(options) else see("Decisions")
-                return f"{option} on rank {rank}{advice}"
+                section = "Load first, then DDP" if self.offset else "What your script has" if all(options) else "Decisions"
+                return f"{option} on rank {rank}{': is what was saved of it loaded?' if self.offset else ''}{see(section)}"
         names = self.wrong(one, steps, "after")
         return names and f"the gradients agree, the optimizer's step does not{names}"
 
