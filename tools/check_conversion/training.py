@@ -50,6 +50,8 @@ class Training:
 
     def measure(self, second):
         """The most that rounding moved each tensor, in the original's second run."""
+        if len(second) != len(self.base):
+            raise Verdict(2, f"the original takes {len(self.base)} steps, and {len(second)} where the clocks run faster")
         for number, step in enumerate(second, 1):
             if number == 1 and self.shares(step, step, "before").max() > 1e3:
                 raise Verdict(2, "the original begins with other weights in each run: seed it" + see("Check it"))
@@ -118,14 +120,20 @@ class Training:
                 return f"the samples are those of step {before + 1} again: is set_epoch missing?" + see("Two routes")
         if self.offset:
             return "other samples than in the unbroken run: is their order seeded in each epoch?" + see("Random numbers")
-        mine, union = one["samples"][others[0]][0], [f"{sample:.5g}" for part in parts[others[0]] for sample in part[0]]
-        known = {f"{sample:.5g}" for step in self.base for sample in step["samples"].get(others[0], [[]])[0]}
-        if sum(sample in known for sample in union) < 0.9 * len(union):
-            return "values that the original never feeds its model" + self.random(one, steps, one["workers"])
-        if len(union) == len(steps) * len(mine):
-            return "each rank takes a full-size batch, not batch_size // world_size" + see("Two routes")
-        counts = f": {len(union)} instead of {len(mine)}" * (len(union) != len(mine))
-        return f"other samples, or some repeated{counts}" + see("Two routes")
+        for dimension in (0, 1):
+            union = [sample for part in parts[others[0]] for sample in part[dimension]]
+            if self.fed(others[0], dimension, union):
+                size = len(one["samples"][others[0]][dimension])
+                if len(union) == len(steps) * size:
+                    return "each rank takes a full-size batch, not batch_size // world_size" + see("Two routes")
+                counts = f": {len(union)} instead of {size}" * (len(union) != size)
+                return f"other samples, or some repeated{counts}" + see("Two routes")
+        return "values that the original never feeds its model" + self.random(one, steps, one["workers"])
+
+    def fed(self, place, dimension, samples):
+        """Whether the original has them too, in any of its steps."""
+        known = {f"{sample:.5g}" for step in self.base for sample in step["samples"].get(place, ((), ()))[dimension]}
+        return sum(f"{sample:.5g}" in known for sample in samples) > 0.9 * len(samples)
 
     def random(self, one, steps, workers=False):
         """Random numbers of each rank's own are no fault, but hide one."""
