@@ -326,16 +326,16 @@ class Equal:
             replace(F, name, self.drop_nothing)
         replace(F, "scaled_dot_product_attention", lambda usual, query, key, value, mask=None, dropout_p=0.0, *given, **named: (
             usual(query, key, value, named.pop("attn_mask", mask), 0.0, *given, **named)))
-        replace(RandomSampler, "__iter__", self.draw)
+        replace(RandomSampler, "__iter__", self.draw)  # in both scripts the same order
         replace(DistributedSampler, "__iter__", self.share_out)
-        replace(F, "batch_norm", self.normalise)
-        replace(torch.nn.SyncBatchNorm, "forward", self.synchronise)
+        replace(F, "batch_norm", self.normalise)  # plain BatchNorm as SyncBatchNorm
+        replace(torch.nn.SyncBatchNorm, "forward", self.synchronise)  # on CPUs too
         replace(DistributedDataParallel, "_passing_sync_batchnorm_handle", lambda *_: None)
-        on_call(DataLoader, "__iter__", self.note_workers)
-        on_call(torch.autocast, "__enter__", self.no_autocast)
+        on_call(DataLoader, "__iter__", self.note_workers)  # which may draw random numbers, unseen
+        on_call(torch.autocast, "__enter__", self.no_autocast)  # it rounds too much
         on_call(torch.amp.GradScaler, "scale", lambda _, scaler, *__: steps.switch("GradScaler", scaler.is_enabled() or None))
         on_call(torch.autograd, "backward", self.note_losses)
-        on_call(torch.nn.utils, "clip_grad_norm_", self.note_clip)
+        on_call(torch.nn.utils, "clip_grad_norm_", self.note_clip)  # norms before and after averaging differ
         on_call(torch.nn.utils, "clip_grad_value_", lambda _, __, most, **___: steps.now["clips"].append(float(most)))
         on_call(torch.optim.lr_scheduler.ReduceLROnPlateau, "step", lambda _, schedule, metrics, *__, **___: steps.switch(
             "ReduceLROnPlateau is given a different value:", float(metrics)))
@@ -405,11 +405,11 @@ if "RANK" in os.environ:
     note("rank")
     if os.path.samestat(os.fstat(1), os.stat(NOTES / "stdout")):  # each its own file: lines do not mix
         os.dup2(os.open(NOTES / f"stdout.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
-sys.addaudithook(output.watch)
-replace(sys, "excepthook", output.note_error)
-replace(sys.stderr, "write", output.say)
-replace(torch, "save", output.save)
-modules.register_module_forward_pre_hook(guarded(steps.enter))
+sys.addaudithook(output.watch)  # what is written
+replace(sys, "excepthook", output.note_error)  # the first error, which led to those of other ranks
+replace(sys.stderr, "write", output.say)  # what a logger prints
+replace(torch, "save", output.save)  # when a run can be killed; and its files, which Python does not see
+modules.register_module_forward_pre_hook(guarded(steps.enter))  # torch's public hooks, for all modules and optimizers
 modules.register_module_forward_hook(guarded(steps.leave), with_kwargs=True, always_call=True)
 optimizers.register_optimizer_step_pre_hook(guarded(steps.before))
 optimizers.register_optimizer_step_post_hook(guarded(steps.after))
