@@ -14,7 +14,7 @@ from pathlib import Path
 from training import Verdict, see
 
 START = Path(__file__).resolve().parent / "start"
-LARGE = 50 * 2**20  # bytes; a larger file is linked, which can only be read
+LARGE = 50 * 2**20  # bytes; a larger file is linked, and a folder of twenty times that: both can only be read
 LEFT_OUT = {".git", "__pycache__", "node_modules", ".cache", ".ipynb_checkpoints"}
 
 
@@ -50,6 +50,10 @@ class Run:
         return [note for note in self.notes if note["kind"] == kind]
 
 
+def size(path):
+    return sum(one.lstat().st_size for one in (path, *path.rglob("*")))
+
+
 class Workspace:
     """A temporary folder, in which each run has a copy of the current one, at the same path below a root."""
 
@@ -64,10 +68,11 @@ class Workspace:
 
         def left_out(folder, names):
             paths = [Path(folder, name) for name in names]
-            large = [path for path in paths if path.is_file() and not path.is_symlink() and path.stat().st_size > LARGE]
+            paths = [path for path in paths if path.name not in LEFT_OUT and path not in self.without]
+            large = [path for path in paths if not path.is_symlink() and size(path) > LARGE * (20 if path.is_dir() else 1)]
             self.linked |= {path: path.stat().st_mtime_ns for path in large if path not in self.linked}
-            links.extend({*large, *(path for path in paths if (path / "pyvenv.cfg").exists())} - self.without)
-            return [path.name for path in paths if path.name in LEFT_OUT or path in links or path in self.without]
+            links.extend({*large, *(path for path in paths if (path / "pyvenv.cfg").exists())})
+            return {*names} - {path.name for path in paths if path not in links}
         with contextlib.suppress(shutil.Error):  # what cannot be read, or is no file
             shutil.copytree(self.folder, copy, symlinks=True, ignore=left_out)
         links += [path for above in self.folder.parents[:2] for path in above.iterdir()  # for ../data
