@@ -19,9 +19,9 @@ def check_conversion(workspace, original, converted):
     other = workspace.run(converted, "other", "the converted script", status=1)
     training = Training(first.ranks[0], [*other.ranks.values()])
     training.measure(second.ranks[0])
-    not_split = "not split between ranks: each of them computes the whole batch; " * (not training.split())
-    if fault := not_split + training.fault():
-        raise Verdict(1, fault)
+    not_split = [] if training.split() else ["not split between ranks: each of them computes the whole batch"]
+    if faults := not_split + [fault for fault in [training.fault()] if fault]:
+        raise Verdict(1, "; ".join(faults))
     writers = {(note["file"], note["rank"]) for note in other.of("wrote") if (other.copy / note["file"]).is_file()}
     several = [f"{file} is written by ranks {rank} and {more}: let rank 0 alone write it" + see("Saving")
                for file, rank in sorted(writers) for one, more in writers if one == file and more > rank]

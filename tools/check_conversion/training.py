@@ -95,7 +95,8 @@ class Training:
         for rank, option in enumerate(options):
             if option:
                 section = "Load first, then DDP" if self.offset else "What your script has" if all(options) else "Decisions"
-                return f"{option} on rank {rank}{', is the state of optimizer and schedule loaded?' * bool(self.offset)}{see(section)}"
+                advice = ": is the state of optimizer and schedule loaded?" * bool(self.offset)
+                return f"{option} on rank {rank}{advice}{see(section)}"
         names = self.wrong(one, steps, "after")
         return names and f"the gradients agree, the optimizer's step does not{names}"
 
