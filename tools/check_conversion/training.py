@@ -53,7 +53,7 @@ class Training:
         if len(second) != len(self.base):
             raise Verdict(2, f"the original takes {len(self.base)} steps, and {len(second)} where the clocks run faster")
         for number, step in enumerate(second, 1):
-            if number == 1 and self.shares(step, step, "before").max() > 1e3:
+            if number == 1 and self.shares(step, step, "before").max() > 1e5:
                 raise Verdict(2, "the original begins with other weights in each run: seed it" + see("Check it"))
             norms, distances, _ = torch.tensor(step["gradients"]).T
             if not norms.norm() < float("inf"):

@@ -86,10 +86,9 @@ def fingerprint(rows):
 
 def fingerprints(value, place=""):
     """Of each tensor that a model is given, and its place: by samples, in dimension 0, or in 1, as RNNs have them."""
-    if isinstance(value, torch.Tensor) and value.numel() and not value.is_complex():
+    if isinstance(value, torch.Tensor) and value.dim() and value.numel() and not value.is_complex():
         value = value.detach().to_dense().double()
-        yield place, (fingerprint(value if value.dim() else value[None]),
-                      fingerprint(value.transpose(0, 1)) if value.dim() > 1 else [])
+        yield place, (fingerprint(value), fingerprint(value.transpose(0, 1)) if value.dim() > 1 else [])
     elif isinstance(value, (list, tuple)):
         for part in value:
             yield from fingerprints(part, place)
@@ -118,7 +117,8 @@ class Steps:
     weights. So rounding does not add up, and each step is judged for itself."""
 
     def __init__(self):
-        self.names, self.inside, self.inner, self.stepping, self.recorded, self.workers = {}, [], set(), [], 0, False
+        self.names, self.inside, self.places, self.inner = {}, [], {}, set()
+        self.stepping, self.recorded, self.workers = [], 0, False
         self.models = weakref.WeakSet()  # weak: with torch 2.11, DDP hangs if it outlives its process group
         self.alive, self.noise = (NOTES / "alive").open("ab", 0), torch.Generator().manual_seed(0)
         self.begin()
@@ -143,6 +143,7 @@ class Steps:
             self.inside.append(module)
         if len(self.inside) == 1 and id(module) not in self.inner:
             self.models.add(module)
+            self.places.setdefault(id(module), f"{len(self.places)}.")
             self.inner |= {id(one) for one in module.modules() if one is not module}
             new = {name: one for name, one in module.named_parameters() if id(one) not in self.names}
             self.names.update({id(one): name.removeprefix("module.") for name, one in new.items()})
@@ -151,8 +152,8 @@ class Steps:
 
     def leave(self, module, given, *rest):
         named = rest[0] if len(rest) == 2 else {}  # torch leaves them out where forward has raised
-        if self.inside and self.inside.pop() and not self.inside and id(module) not in self.inner:  # checkpoints call inner ones
-            for place, found in fingerprints(dict(enumerate(given)) | named):
+        if self.inside and self.inside.pop() and not self.inside and id(module) in self.places:  # checkpoints call inner ones
+            for place, found in fingerprints(dict(enumerate(given)) | named, self.places[id(module)]):
                 for rows, more in zip(self.now["samples"].setdefault(place, ([], [])), found):
                     rows += more
 
