@@ -36,7 +36,7 @@ def report(title, runs, folders, bad, changed=(), anywhere=False):
     saved, same, left_out = compare_files(folders, anywhere)
     bad += [f"printed differently: {one}" for one in printed] + [f"saved differently: {one}" for one in saved]
     texts = [title, f"printed: {count - len(printed)} of {count} lines the same",
-             f"saved: {len(same)} files the same: {', '.join(same)}",
+             f"saved: {len(same)} file{'s' * (len(same) != 1)} the same: {', '.join(same)}",
              f"in the check alone: {'; '.join(changed)}", f"not compared: {', '.join((left_out + other_words)[:5])}"]
     return int(bad != []), "\n".join([text for text in texts if not text.endswith(": ")] + bad)
 

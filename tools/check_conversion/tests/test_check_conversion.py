@@ -149,7 +149,7 @@ BY_HAND = [(LOSS, LOSS.replace("model(", "model.module(")), (STEP, f"""        f
             one.grad /= 2
 {STEP}""")]
 POSITIVE = "(F.mse_loss(model(x), y, reduction='none') * (x[:, :1] > 0)).sum() / (x[:, 0] > 0).sum()"
-SAME = r"printed: (\d) of \1 lines the same saved: 1 files the same: model.pt in the check alone: .*both scripts shuffled as"
+SAME = r"printed: (\d) of \1 lines the same saved: 1 file the same: model.pt in the check alone: .*both scripts shuffled as"
 CASES = {  # status, changes of the converted script, what is said, changes of both scripts
     "a right conversion, with dropout and a schedule": (0, [], SAME), "samples in dimension 1": (0, [], SAME, RNN),
     "a closure": (0, [], SAME, CLOSURE), "two optimizers, as of a GAN": (0, WRAPPED, SAME, GAN),
