@@ -125,11 +125,11 @@ class Training:
             union = [sample for part in parts[others[0]] for sample in part[dimension]]
             if self.fed(others[0], dimension, union):
                 size = len(one["samples"][others[0]][dimension])
-                if len(union) == len(steps) * size:
+                if len(union) == len(steps) * size and not number:
                     return "each rank takes a full-size batch, not batch_size // world_size" + see("Two routes")
                 counts = f": {len(union)} instead of {size}" * (len(union) != size)
                 return f"other samples, or some repeated{counts}" + see("Two routes")
-        return "values that the original never feeds its model" + self.random(one, steps, one["workers"])
+        return "samples or values that the original never feeds its model" + self.random(one, steps, one["workers"])
 
     def fed(self, place, dimension, samples):
         """Whether the original has them too, in any of its steps."""
