@@ -1,0 +1,250 @@
+"""The check of a conversion: a small script before and after it, changed here and there, and what is said of both."""
+import functools
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TOOL))
+from outputs import compare_lines
+from running import Workspace
+from training import Verdict
+
+check = runpy.run_path(str(TOOL / "__main__.py"))
+MODEL = "nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Tanh(), nn.Linear(8, 1))"
+LOSS = "F.mse_loss(model(x), y)"
+STEP = "        optimizer.step()\n"
+BEFORE = f"""
+import os
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+x = torch.randn(144, 4)
+data = TensorDataset(x, x.sum(dim=1, keepdim=True))
+loader = DataLoader(data, 24, shuffle=True)
+model = {MODEL}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+for epoch in range(2):
+    total = torch.zeros(1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = {LOSS}
+        loss.backward()
+{STEP}        total += loss.detach() * len(x)
+    schedule.step()
+    print(f"epoch {{epoch}} | loss {{total.item() / len(data):.4f}}")
+torch.save(model.state_dict(), "model.pt")
+"""
+
+
+def changed(text, changes):
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+AFTER = changed(BEFORE, [
+    ("import torch\n", "import torch\nimport torch.distributed as dist\n"),
+    ("DataLoader, T", "DataLoader, DistributedSampler, T"),
+    ("torch.man", "dist.init_process_group('gloo')\nrank, DDP = dist.get_rank(), nn.parallel.DistributedDataParallel\ntorch.man"),
+    ("DataLoader(data, 24, shuffle=True)", "DataLoader(data, 12, sampler=DistributedSampler(data))"),
+    (MODEL, f"DDP({MODEL})"), ("    total =", "    loader.sampler.set_epoch(epoch)\n    total ="),
+    ("    print(", "    dist.all_reduce(total)\n    if rank == 0:\n        print("),
+    ("torch.save(model.", "if rank == 0:\n    torch.save(model.module.")]) + "del model\ndist.destroy_process_group()\n"
+
+
+class Shared(Workspace):
+    once = functools.cache(Workspace.run)  # the original's serve all cases that have it
+
+    def run(self, command, role, *given, **named):
+        return self.once(command, role) if role != "other" else super().run(command, role, *given, **named)
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch, tmp_path, tmp_path_factory):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.getbasetemp()))
+    monkeypatch.chdir(tmp_path)
+
+
+@functools.cache
+def workspace_of(before, batchnorm):
+    os.chdir(tempfile.mkdtemp())
+    Path("train.py").write_text(before)
+    return Shared(20, batchnorm, [])
+
+
+def judge(after, both=(), batchnorm=None):
+    workspace = workspace_of(changed(BEFORE, both), batchnorm)
+    os.chdir(workspace.folder)
+    converted = changed(AFTER, [change for change in both if change[0] in AFTER])
+    Path("train_ddp.py").write_text(changed(converted, after))
+    return words(check["check_conversion"], workspace, "python train.py", "torchrun --standalone --nproc_per_node=2 train_ddp.py")
+
+
+def words(verdict, *given):
+    try:
+        status, text = verdict(*given)
+    except Verdict as found:
+        status, text = found.args
+    print(text)
+    return status, " ".join(text.split())
+
+
+WHOLE = ("DataLoader(data, 12, sampler=DistributedSampler(data))", "DataLoader(data, 24, shuffle=True)")
+NO_EPOCH = ("    loader.sampler.set_epoch(epoch)\n", "")
+SEED = ("schedule =", "torch.manual_seed(rank)\nschedule =")
+PART = ("        optimizer.zero_grad()\n", "        x, y = x[rank::2], y[rank::2]\n        optimizer.zero_grad()\n")
+RNN = [(MODEL, "Net()"), (LOSS, "F.mse_loss(model(x.view(-1, 2, 2).transpose(0, 1)), y)"), ("x = torch.randn", """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.GRU(2, 8), nn.Linear(8, 1)
+    def forward(self, x):  # steps, samples, features
+        return self.head(self.rnn(x)[0][-1])
+x = torch.randn""")]
+CLOSURE = [("SGD(model.parameters(), lr=0.05, momentum=0.9)", "LBFGS(model.parameters(), lr=0.1, max_iter=3)"),
+           (f"        optimizer.zero_grad()\n        loss = {LOSS}", f"        def closure():\n            loss = {LOSS}"),
+           ("        loss.backward()\n", """            optimizer.zero_grad()
+            loss.backward()
+            return loss
+"""), ("        optimizer.step()", "        loss = optimizer.step(closure)")]
+GAN = [("optimizer = torch", "other = nn.Linear(1, 1)\nsecond = torch.optim.Adam(other.parameters())\noptimizer = torch"),
+       (f"        loss = {LOSS}\n", """        second.zero_grad()
+        F.softplus(other(model(x).detach())).mean().backward()
+        second.step()
+        loss = F.softplus(-other(model(x))).mean()
+""")]
+WRAPPED = [("other = nn.Linear(1, 1)", "other = DDP(nn.Linear(1, 1))"), ("del model", "del model, other")]
+ACCUMULATED = [(f"        loss = {LOSS}\n        loss.backward()\n", """        total -= total  # of this step alone
+        for part in range(2):
+            model.require_backward_grad_sync = part == 1
+            loss = F.mse_loss(model(x[part::2]), y[part::2]) / 2
+            scaler.scale(loss).backward()
+            total += loss.detach() * len(x)
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        loss = torch.zeros(())
+"""), (STEP, "        scaler.step(optimizer)\n        scaler.update()\n"),
+               ("schedule =", "scaler = torch.amp.GradScaler('cpu')\nschedule =")]
+NORM = (MODEL, "nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))")
+BUFFER = [("schedule =", "model.register_buffer('center', torch.zeros(1))\nschedule ="),
+          (LOSS, f"{LOSS} + (model(x) - model.center).square().mean()"),
+          ("        total +=", "        model.center += 0.1 * y.mean()\n        total +=")]
+CLIPPED = [(STEP, f"        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n{STEP}")]
+BY_HAND = [(LOSS, LOSS.replace("model(", "model.module(")), (STEP, f"""        for one in model.parameters():
+            dist.all_reduce(one.grad)
+            one.grad /= 2
+{STEP}""")]
+POSITIVE = "(F.mse_loss(model(x), y, reduction='none') * (x[:, :1] > 0)).sum() / (x[:, 0] > 0).sum()"
+SAME = r"printed: (\d) of \1 lines the same saved: 1 file the same: model.pt in the check alone: .*both scripts shuffled as"
+CASES = {  # status, changes of the converted script, what is said, changes of both scripts
+    "a right conversion, with dropout and a schedule": (0, [], SAME), "samples in dimension 1": (0, [], SAME, RNN),
+    "a closure": (0, [], SAME, CLOSURE), "two optimizers, as of a GAN": (0, WRAPPED, SAME, GAN),
+    "gradients that are accumulated, scaled and clipped": (0, [], SAME, ACCUMULATED),
+    "BatchNorm that is synchronised on GPUs alone": (0, [], SAME, [NORM], "sync"),
+    "no set_epoch": (1, [NO_EPOCH], "step 7: the samples are those of step 1 again: is set_epoch missing"),
+    "a full-size batch": (1, [("(data, 12", "(data, 24")], r"not batch_size // world_size \(see \"Two routes"),
+    "the whole batch on each rank": (1, [WHOLE, NO_EPOCH], "not split between ranks"),
+    "an order of each rank": (1, [WHOLE, NO_EPOCH, PART, SEED], "different seeds .*Random numbers"),
+    "a sum of losses": (1, [], "step 1: all gradients are 0.5 times", [(LOSS, LOSS.replace("y)", "y, reduction='sum')"))]),
+    "parts that count unequally": (1, [], "step 1: gradients differ, samples do not: .* count unequally", [(LOSS, POSITIVE)]),
+    "a buffer of each rank's part": (1, [], "step 2: .* the buffer center: DDP averages only gradients", BUFFER),
+    "other initial weights": (1, [("model =", "torch.rand(1)\nmodel =")], "step 1: other initial weights: 0.weight"),
+    "training that goes around DDP": (1, [(LOSS, LOSS.replace("model(", "model.module("))], "not averaged in this step"),
+    "clipping before averaging": (1, BY_HAND, "clipped before they are averaged, at norms of", CLIPPED),
+    "a learning rate times the world size": (1, [("lr=0.05", "lr=0.05 * 2")], "step 1: lr 0.1 instead of 0.05"),
+    "a schedule that is not stepped": (1, [("    schedule.step()\n", "")], "step 7: lr 0.05 instead of 0.005"),
+    "a figure of one rank": (1, [("    dist.all_reduce(total)\n", "    total *= 2\n")], "the same .* printed differently: "),
+    "lines of all ranks": (1, [("    if rank == 0:\n        print", "    print")], "4 times instead of 2: .* is it of each rank"),
+    "module. in a file": (1, [("model.module.state", "model.state")], "saved differently: model.pt: .*; without module"),
+    "a file of two ranks": (1, [("if rank == 0:\n    torch", "torch")], "model.pt is written by ranks 0 and 1"),
+    "a rank that hangs": (1, [(STEP, f"{STEP}        if rank == 0: dist.barrier()\n")], "hangs .* rank 0: File .* rank 1: File"),
+    "a rank that fails": (1, [(STEP, f"{STEP}        assert rank == 0, 'no data'\n")], "ends with 1 .* AssertionError: no data"),
+    "noise of each rank": (2, [SEED], "augmentation and noise", [(LOSS, "F.mse_loss(model(x + torch.randn_like(x)), y)")]),
+    "plain BatchNorm": (2, [], "--sync-batchnorm compares it", [NORM]),
+    "a write outside": (2, [("schedule =", f"open('{TOOL}/new.txt', 'w')\nschedule =")], "writes to .*/new.txt, which is not in")}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_right_conversion_passes_a_fault_is_named_and_what_cannot_be_known_is_not_judged(case):
+    status, after, says, *both = CASES[case]
+    found, said = judge(after, *both)
+    assert found == status and re.search(says, said) and not (TOOL / "new.txt").exists()
+
+
+LOAD = "    {0}.load_state_dict(found['{0}'])\n"
+OPTIMIZER, SCHEDULE = LOAD.format("optimizer"), LOAD.format("schedule")
+RESUMED = changed(BEFORE, [
+    ("range(2)", "range(done, 4)"), ("    total =", "    torch.manual_seed(epoch)\n    total ="), ("for epoch", f"""
+mean, done = 0, 0
+if os.path.exists("run.pt"):
+    found = torch.load("run.pt")
+    done = found["epoch"]
+{LOAD.format("model")}{OPTIMIZER}{SCHEDULE}for epoch"""), ("    schedule.step()\n", """    schedule.step()
+    torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'schedule': schedule.state_dict(),
+                'epoch': epoch + 1}, 'run.pt')
+""")])
+RESUME = {
+    "nothing": ([], 0, "goes on as if it had never stopped: killed at step 13 of 24 printed: 4 of 4 .*: model.pt, run.pt"),
+    "the optimizer": ([(OPTIMIZER, "    optimizer.param_groups[0]['lr'] = 5e-4\n")], 1, "step 13: the gradients agree, the opt"),
+    "the epoch": ([("epoch + 1}", "epoch}")], 1, "begins with the weights of step 12; 18 steps instead of 12"),
+    "the schedule": ([(SCHEDULE, "")], 1, "saved differently: run.pt: 'schedule.last_epoch: 2' instead of"),
+    "the order": ([("    torch.manual_seed(epoch)\n", "")], 1, "step 13: other samples than in the unbroken run"),
+    "all": ([('exists("run.pt")', "exists('none')")], 1, "it starts afresh"),
+    "what is saved": ([("    print", "    mean += total\n    torch.save(mean, 'mean.pt')\n    print")], 1, "mean.pt: ': norm")}
+
+
+@pytest.mark.parametrize("case", RESUME)
+def test_what_a_restarted_run_has_lost_is_named_by_one_that_nobody_stopped(case):
+    changes, status, says = RESUME[case]
+    Path("train.py").write_text(changed(RESUMED, changes))
+    found, said = words(check["check_resume"], Workspace(60, None, []), "python train.py")
+    assert found == status and re.search(says, said)
+
+
+def test_the_copy_has_what_a_script_reads_and_what_is_large_or_left_out_is_not_copied(monkeypatch):
+    for path in ("data/points.txt", "project/.git/config", "project/.venv/pyvenv.cfg", "project/run.pt", "project/train.py"):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text("1")
+    with open("project/large.bin", "wb") as file:
+        file.truncate(2**26)
+    monkeypatch.chdir("project")
+    _, copy = Workspace(60, None, ["*.pt"]).copies()
+    assert {*os.listdir(copy)} == {".venv", "large.bin", "train.py"} and (copy / "../data/points.txt").read_text() == "1"
+    assert os.path.islink(copy / "large.bin") and os.path.islink(copy / ".venv") and not os.path.islink(copy / "train.py")
+
+
+@pytest.mark.parametrize("lines, differ", [
+    (["loss 1.0", "loss 1.0", "loss 1.000004"], 0), (["loss 1.0", "loss 1.0", "loss 1.2"], 1), (["96/96", "96/96", "95/96"], 1),
+    (["took 1.0 s", "took 1.5 s", "took 9.0 s"], 0), (["acc 91.4", "acc 91.4", "acc 91.3"], 1), (["nan", "nan", "nan"], 0)])
+def test_a_printed_number_may_differ_as_far_as_rounding_and_the_clock_move_it(lines, differ):
+    assert len(compare_lines([[line] for line in lines])[0]) == differ
+
+
+def test_each_section_that_a_verdict_names_is_one_of_the_chapter():
+    headings = re.findall(r"^##+ (.*)$", (TOOL.parents[1] / "docs/your_own_script.md").read_text(), re.MULTILINE)
+    cited = {section for file in TOOL.glob("*.py") for section in re.findall(r"""see\(\s*['"](.+?)['"]\)""", file.read_text())}
+    assert len(cited) > 10 and cited <= {*headings}
+
+
+def test_ctrl_c_and_a_command_that_is_not_there_end_with_status_2():
+    run = functools.partial(subprocess.Popen, stderr=subprocess.PIPE, text=True)
+    none = run([sys.executable, TOOL, "python train.py", "no_such_command"])
+    assert "cannot be judged: " in none.communicate(timeout=60)[1] and none.returncode == 2
+    waiting = run([sys.executable, TOOL, "echo $$ >&2; sleep 600", "true"])
+    assert "running" in waiting.stderr.readline()
+    waiting.send_signal(signal.SIGINT)
+    assert "cannot be judged: interrupted" in waiting.communicate(timeout=60)[1] and waiting.returncode == 2
