@@ -29,6 +29,7 @@ GresTypes=gpu
 SlurmctldHost={a.name}({a.address})
 AuthType=auth/none
 CredType=cred/none
+AuthInfo=cred_expire=5
 ProctrackType=proctrack/linuxproc
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
