@@ -128,7 +128,7 @@ def work(index, args):
     try:
         if args.device != "cpu":
             gpu = torch.device(args.device, (index + int(os.getenv("SLURM_LOCALID", 0))) % torch.accelerator.device_count())
-            torch.accelerator.set_device_index(gpu)  # first: otherwise each process also uses GPU 0
+            torch.accelerator.set_device_index(gpu)  # otherwise every process also uses memory of GPU 0
         machines, faults = sign_in(args, store, rank)
         faults += measure(args, store, rank, gpu, machines)
     except Exception as error:  # of several ranks' errors the first is kept, which caused the others

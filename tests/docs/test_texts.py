@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from chapters import CHAPTERS, block, blocks
-from launch import ROOT, WITHOUT_LAUNCHER, run
+from launch import ROOT, run
 from torch.distributed.run import get_args_parser
 
 
@@ -27,7 +27,7 @@ def options_in(text):
 def test_every_command_in_a_chapter_or_at_the_top_of_a_script_names_files_and_options_that_exist():
     @functools.cache
     def options(file):
-        return options_in(run(ROOT / file, "--help", processes=0 if file in WITHOUT_LAUNCHER else 1).stdout)
+        return options_in(run(ROOT / file, "--help", processes=0).stdout)
 
     launcher = options_in(get_args_parser().format_help())
     scripts = [*ROOT.glob("*.py"), *ROOT.glob("recipes/*.py"), *ROOT.glob("examples/*.py")]
