@@ -78,7 +78,7 @@ def endless(train_set, batch_size, sampler, steps_done):
     epoch, done = divmod(steps_done, len(sampler) // batch_size)
     while True:
         sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
-        torch.manual_seed(epoch * dist.get_world_size() + dist.get_rank())  # of loader workers
+        torch.manual_seed(epoch * dist.get_world_size() + dist.get_rank())  # for loader workers
         left = [*sampler][done * batch_size:]
         yield from DataLoader(train_set, batch_size, sampler=left, drop_last=True)
         epoch, done = epoch + 1, 0
