@@ -7,9 +7,7 @@ status and returns what it printed. To load torch and torchvision takes 4.6 seco
 multigpu_spawn.py alone, whose launcher is part of it, is always started as by a user. `run` does the same for any file, without
 the options that scripts have. All of them take `before`: lines that each process runs before the file, in a fork or as
 sitecustomize.py. There `after` lets a process do something after each call of a function (be killed, raise, log what it was
-given), and `hold` lets it wait there for another. `little_data` replaces the data by a few samples, IN_FLOAT64 leaves no rounding
-to speak of. results.py reads what was printed and saved, chapters.py the code in README and docs, and hosts.py makes two hosts
-and a Slurm of this machine.
+given), and `hold` lets it wait there for another.
 """
 import os
 import shutil
@@ -35,12 +33,11 @@ BASES = {"dp.py": "single_gpu.py", "multigpu_torchrun.py": "single_gpu.py",
 SCRIPTS = ["single_gpu.py", *BASES]
 WITHOUT_LAUNCHER = ["single_gpu.py", "dp.py", "multigpu_spawn.py"]
 RECIPES = sorted(f"recipes/{file.name}" for file in ROOT.glob("recipes/*.py"))
-PACKAGES = {"ip": "iproute2", "nft": "nftables", "srun": "slurm-client"}  # others have their command's name
 
 
 def needs(*commands):
-    if missing := [PACKAGES.get(command, command) for command in commands if not shutil.which(command)]:
-        pytest.skip(f"needs a package: apt-get install {' '.join(missing)}")
+    if missing := [command for command in commands if not shutil.which(command)]:
+        pytest.skip(f"needs {' and '.join(missing)}, which .ci/run installs")
 
 
 def settings(script, processes):

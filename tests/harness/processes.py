@@ -40,7 +40,7 @@ class Job:
         self.files = Path(self.kept.name)
         (self.files / "sitecustomize.py").write_text(  # multiprocessing's tracker needs no torch, which takes seconds
             f"import sys\nif 'resource_tracker' not in str(sys.orig_argv):\n    exec({before!r}, {{}})\n")
-        env = {**os.environ, "PYTHONPATH": f"{self.files}:{ROOT}:{HARNESS}", "TEST_JOB": self.files, **env}
+        env = {**os.environ, "PYTHONPATH": f"{self.files}:{ROOT}:{HARNESS}", **env}
         with open(self.files / "stdout", "w") as stdout, open(self.files / "stderr", "w") as stderr:
             self.process = subprocess.Popen(
                 [str(word) for word in command], cwd=cwd, env={name: str(value) for name, value in env.items()},
