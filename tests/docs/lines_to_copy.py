@@ -4,10 +4,8 @@ import runpy
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn
 from chapters import block
 from launch import ROOT
-from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler  # noqa: F401  for the block of WeightedSampler
@@ -18,7 +16,7 @@ torch.manual_seed(0)
 dist.init_process_group("gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
 part = slice(rank, None, world_size)
-alone = nn.Linear(4, 5)
+alone = torch.nn.Linear(4, 5)
 model = DDP(copy.deepcopy(alone))
 optimizer = torch.optim.SGD(model.parameters(), lr=0)
 
@@ -51,10 +49,10 @@ check("overlap, area = Gather", 1 - 2 * (whole * masks).sum() / (whole + masks).
 
 weights = torch.rand(30)
 exec(block("class WeightedSampler"))
-order = torch.multinomial(weights, 30, replacement=True, generator=torch.Generator().manual_seed(1)).tolist()
 sampler = globals()["WeightedSampler"](range(30), drop_last=True)
 sampler.set_epoch(1)
-assert [*sampler] == order[part]
+order = torch.multinomial(weights, 30, replacement=True, generator=torch.Generator().manual_seed(1))
+assert [*sampler] == order[part].tolist()
 
 predictions = torch.arange(7)[part]
 exec(block("all_gather_object(gathered, predictions.cpu())"))

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from chapters import CHAPTERS, block
+from chapters import block
 from launch import IN_FLOAT64, RECIPES, ROOT, after, little_data, needs, train
 from results import check_close, check_equal, figures, load
 
 import utils
 
-BASE, BLOCKS = "multigpu_torchrun.py", ["Compilation", "Compressed gradients", "Traces"]
+BASE, BLOCKS = "multigpu_torchrun.py", ["model.compile()", "bf16_compress_hook", "profiler.step()"]
 # A torch for CPUs alone refuses the hook of the second block as it is; graphs are made, but no code of them, which needs g++.
 ANYWHERE = """import functools, torch
 torch.version.cuda = None
@@ -21,14 +21,12 @@ torch.nn.Module.compile = functools.partialmethod(torch.nn.Module.compile, backe
 """
 
 
-def patched(script, *headings):
-    """A copy of a script with the blocks under these headings, as a reader adds them."""
+def patched(script, *texts):
+    """A copy of a script with the blocks that have these texts, as a reader adds them."""
     needs("patch")
     copy = shutil.copy(ROOT / script, Path("patched.py").resolve())
-    for heading in headings:
-        _, _, section = CHAPTERS[ROOT / "docs/recipes.md"].partition(f"\n## {heading}\n")
-        lines = re.search(r"^```diff\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)[1]
-        subprocess.run(["patch", "-F0", copy], input=lines, text=True, check=True)
+    for text in texts:
+        subprocess.run(["patch", "-F0", copy], input=block(text, "diff"), text=True, check=True)
     return copy
 
 
@@ -70,7 +68,7 @@ def test_bf16_computes_in_bfloat16_but_for_the_loss_and_so_does_accumulation_wit
 
 @pytest.mark.parametrize("script", [BASE, "multinode.py", *RECIPES])
 def test_the_blocks_fit_in_any_order(script):
-    fitting = ["Traces"] if script == "recipes/fsdp.py" else BLOCKS
+    fitting = BLOCKS[2:] if script == "recipes/fsdp.py" else BLOCKS
     one, other = (Path(patched(script, *order)).read_text() for order in (fitting, fitting[::-1]))
     assert one == other
 

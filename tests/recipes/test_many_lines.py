@@ -3,18 +3,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import IN_FLOAT64, SMALL, after, little_data, train
+from launch import EXACT, IN_FLOAT64, LITTLE_DATA, SMALL, after, little_data, train
 from results import check_equal, figures, load
 
 import utils
 
-LITTLE_DATA = little_data(144, 51)
-
 
 def test_the_loop_is_the_same_training_with_any_number_of_processes():
     options = 3, 1, *SMALL, "--model", "vit", "--lr", 0.002
-    whole = train("recipes/loop.py", *options, processes=1, before=IN_FLOAT64 + LITTLE_DATA)
-    job = train("recipes/loop.py", *options, "--checkpoint", "more.pt", processes=3, before=IN_FLOAT64 + LITTLE_DATA)
+    whole = train("recipes/loop.py", *options, processes=1, before=EXACT)
+    job = train("recipes/loop.py", *options, "--checkpoint", "more.pt", processes=3, before=EXACT)
     assert figures(job.stdout) == figures(whole.stdout)
     check_equal("more.pt", "loop.pt")
     check_equal("more.pt.best", "loop.pt.best")
