@@ -1,6 +1,5 @@
 """Two hosts on one machine, network namespaces with addresses, names and folders of their own; and a Slurm on them."""
 import subprocess
-import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,21 +23,20 @@ done
 END = "for host do ip netns pids $host | xargs -r kill -9; ip netns del $host; rm -rf /etc/netns/$host; done"
 CONF = """
 ClusterName=tests
-SlurmctldHost={a.name}({a.address})
+SlurmctldHost={a.name}
 AuthType=auth/none
 CredType=cred/none
 AuthInfo=cred_expire=5
 ProctrackType=proctrack/linuxproc
 SlurmdParameters=config_overrides
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
-StateSaveLocation={folder}/state
+StateSaveLocation={folder}
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SelectType=select/cons_tres
 GresTypes=gpu
-NodeName={a.name} NodeAddr={a.address} CPUs=4 Gres=gpu:1
-NodeName={b.name} NodeAddr={b.address} CPUs=4 Gres=gpu:1
+NodeName={a.name},{b.name} CPUs=4 Gres=gpu:1
 PartitionName=all Nodes=ALL Default=YES
 """
 
@@ -81,19 +79,12 @@ def hosts(folder):
 def slurm(hosts, folder, monkeypatch):
     """The two hosts, on which Slurm's commands work."""
     needs("slurmctld", "slurmd", "srun")
-    (folder / "state").mkdir()
     (folder / "slurm.conf").write_text(CONF.format(a=hosts[0], b=hosts[1], folder=folder))
     (folder / "gres.conf").write_text("Name=gpu File=/dev/null\n")
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     monkeypatch.setenv("SLURM_CONF", f"{folder}/slurm.conf")
-    daemons = []
-    try:
-        for daemon in (hosts[0].command("slurmctld", "-D"), *(host.command("slurmd", "-D", "-N", host.name) for host in hosts)):
-            daemons.append(subprocess.Popen(daemon, cwd=folder, stderr=subprocess.DEVNULL, start_new_session=True))
-        while hosts[0].run("sh", "-c", "sinfo --noheader --format=%T || true") != "idle":
-            time.sleep(0.2)
-        yield hosts
-    finally:
-        for process in reversed(daemons):
-            process.terminate()
-            process.wait()
+    controller = hosts[0].start("slurmctld", "-D")
+    for host in hosts:
+        host.start("slurmd", "-D", "-N", host.name)
+    controller.until(lambda: hosts[0].run("sh", "-c", "sinfo --noheader --format=%T || true") == "idle", "not idle")
+    return hosts

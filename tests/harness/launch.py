@@ -27,7 +27,6 @@ from processes import ROOT, Job, fork
 
 import utils
 
-os.environ.setdefault("TEST_DEVICE", "cpu")  # conftest.py sets that of --device
 BASES = {"dp.py": "single_gpu.py", "multigpu_torchrun.py": "single_gpu.py",
          "multigpu_spawn.py": "multigpu_torchrun.py", "multinode.py": "multigpu_torchrun.py"}  # what each script is a change of
 SCRIPTS = ["single_gpu.py", *BASES]
@@ -45,7 +44,7 @@ def settings(script, processes):
     name = Path(script).name
     if Path(script).parent.name == "examples":  # they look for a device themselves
         return [], "import torch; torch.accelerator.current_accelerator = lambda *_, **__: None\n"
-    device = utils.find_device() if name == "dp.py" else os.environ["TEST_DEVICE"]  # DataParallel takes GPUs where there are some
+    device = utils.find_device() if name == "dp.py" else os.environ.get("TEST_DEVICE", "cpu")  # DataParallel takes any GPU
     if device != "cpu" and name not in ("single_gpu.py", "dp.py") and processes > torch.accelerator.device_count():
         pytest.skip(f"needs a GPU for each of {processes} processes")
     options = ["--device", device, *(["-g", processes] if name == "multigpu_spawn.py" else [])]
@@ -65,8 +64,7 @@ def run(file, *arguments, processes=2, before="", status=0, **env):
         job = Job([sys.executable, file, *arguments], before=before, **env)
         assert job.wait() == status
         return job
-    launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": utils.free_port(), "WORLD_SIZE": processes,
-                "LOCAL_WORLD_SIZE": processes}
+    launched = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=utils.free_port(), WORLD_SIZE=processes, LOCAL_WORLD_SIZE=processes)
     ranks = [{**launched, "RANK": rank, "LOCAL_RANK": rank, **env} for rank in range(processes)] or [env]
     codes, stdout, stderr = fork(file, arguments, before, ranks)
     print(stdout, stderr)  # which pytest shows where a test has failed

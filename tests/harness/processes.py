@@ -57,7 +57,6 @@ class Job:
             time.sleep(0.05)
 
     def wait_for(self, text):
-        """Until the job has printed this."""
         self.until(lambda: text in self.stdout or self.process.poll() is not None, f"no {text!r}")
         assert text in self.stdout, f"it ended without {text!r}"
 
@@ -117,9 +116,8 @@ def fork(file, arguments, before, environments):
             codes = [rank.exitcode for rank in ranks]
         finally:
             for rank in ranks:
-                rank.kill()
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(rank.pid, signal.SIGKILL)  # its loader workers
+                    os.killpg(rank.pid, signal.SIGKILL)  # its loader workers too
                 rank.join()
         for output in (stdout, stderr):
             output.seek(0)

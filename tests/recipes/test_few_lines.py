@@ -35,15 +35,13 @@ def of_both_ranks():
 
 
 def check_trains_as_its_base(script, before, options=(2, "--batch-size", 240, "--lr", 0.009)):
-    """Twice the bound is less than what it learns; weights and momentum stay in float32."""
+    """Twice the bound is less than what it learns; names stay, and weights in float32."""
     expected = figures(train(BASE, *options).stdout)
     assert expected[1][0] - expected[2][0] > 0.1
     job = train(script, *options, "--checkpoint", "run.pt", before=before)
     check_close(figures(job.stdout), expected, loss=0.005, accuracy=2)
-    saved = load("run.pt")
-    assert saved["model"].keys() == utils.build_model("cnn").state_dict().keys()
-    parts = saved["model"], *saved["optimizer"]["state"].values()
-    assert {tensor.dtype for part in parts for tensor in part.values()} == {torch.float32}
+    saved = {name: weight.dtype for name, weight in load("run.pt")["model"].items()}
+    assert saved == dict.fromkeys(utils.build_model("cnn").state_dict(), torch.float32)
 
 
 def test_accumulation_is_the_same_training_and_sends_gradients_once_a_step():
@@ -85,6 +83,5 @@ def test_the_blocks_compile_in_the_first_epoch_send_gradients_in_bfloat16_and_le
         sent = [int(line.split()[1]) for line in lines if line.startswith("torch.bfloat16")]
         assert sum(sent) == 2 * 16 * weights  # of epochs and steps
         names = [event["name"] for event in json.loads(Path(f"run.pt.rank{rank}.json").read_text())["traceEvents"]]
-        steps = {name for name in names if name.startswith("ProfilerStep")}
-        assert steps == {"ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7"}
+        assert {name for name in names if "ProfilerStep" in name} == {"ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7"}
         assert sum("all_reduce" in name for name in names) >= 3  # gloo:all_reduce, or the device's own backend's

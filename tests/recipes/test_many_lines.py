@@ -16,10 +16,7 @@ def test_the_loop_is_the_same_training_with_any_number_of_processes():
     assert figures(job.stdout) == figures(whole.stdout)
     check_equal("more.pt", "loop.pt")
     check_equal("more.pt.best", "loop.pt.best")
-    ours, others = load("more.pt"), load("loop.pt")
-    assert (ours["best"], ours["schedule"]) == (others["best"], others["schedule"])
-    torch.testing.assert_close(ours["ema"], others["ema"], rtol=1e-9, atol=1e-12)
-    decayed, plain = ours["optimizer"]["param_groups"]
+    decayed, plain = load("more.pt")["optimizer"]["param_groups"]
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.05, 0) and decayed["lr"] == plain["lr"] == 0
 
 
