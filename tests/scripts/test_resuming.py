@@ -1,5 +1,4 @@
 """What is saved can be continued by any script, as it was; what is not of them is refused and left as it was."""
-import os
 import re
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def test_a_file_that_is_damaged_foreign_or_holds_code_ends_the_run_before_it_tra
     flipped[len(flipped) // 2] ^= 1  # one bit of a weight: torch.load would not notice
     contents = {"run.pt is damaged": flipped, "File is not a zip file": b"epoch 3\n",
                 "Missing key": load("run.pt") | {"model": torch.nn.Linear(2, 2).state_dict()},
-                "Weights only load failed": {"model": os.system}}
+                "Weights only load failed": {"model": eval}}
     for says, content in contents.items():
         torch.save(content, "run.pt") if isinstance(content, dict) else Path("run.pt").write_bytes(content)
         before = Path("run.pt").read_bytes()
