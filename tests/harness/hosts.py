@@ -16,6 +16,7 @@ ip -n $2 addr add 10.77.0.2/24 dev eth0
 for host in $1 $2; do
     ip -n $host link set lo up
     ip -n $host link set eth0 up
+    ip netns exec $host sh -c 'echo 4 > /proc/sys/net/ipv4/tcp_retries2'  # who does not answer is given up in seconds
     mkdir -p /etc/netns/$host  # where ip netns exec finds /etc/hosts
     printf '127.0.0.1 localhost\n10.77.0.1 %s\n10.77.0.2 %s\n' $1 $2 > /etc/netns/$host/hosts
 done
