@@ -54,13 +54,13 @@ def test_a_batch_job_goes_on_after_its_time_limit_and_srun_starts_the_script_its
     job.wait_for("Submitted batch job 1")
     job.until(Path("multinode.pt").exists, "it saved nothing")
     host.run("scancel", "--batch", "--signal=USR1", 1)  # as Slurm does, by --signal, before the job's time runs out
+    step = f"srun --nodes=2 --ntasks-per-node=1 --kill-on-bad-exit=1 {sys.executable} {ROOT}/multinode.py --checkpoint srun.pt"
+    srun = host.start(*step.split(), *options, before=EXACT, MASTER_ADDR=host.name, MASTER_PORT="29500")
     job.until(lambda: "Restarts=1" in host.run("scontrol", "show", "job", 1), "it was not requeued")
     Path("go").touch()
+    assert srun.wait() == 0
     job.until(lambda: host.run("squeue", "--noheader") == "", "it did not end")
     batch = Path("slurm-1.out").read_text()
     assert "JobState=COMPLETED" in host.run("scontrol", "show", "job", 1), batch
-    step = f"srun --nodes=2 --ntasks-per-node=1 --kill-on-bad-exit=1 {sys.executable} {ROOT}/multinode.py --checkpoint srun.pt"
-    srun = host.start(*step.split(), *options, before=EXACT, MASTER_ADDR=host.name, MASTER_PORT="29500")
-    assert srun.wait() == 0
     assert "multinode.pt: 1 of 3 epochs done" in batch and figures(batch) == figures(srun.stdout) == alone(3)
     assert (batch.count("processes: 2, "), srun.stdout.count("processes: 2, ")) == (2, 1)
