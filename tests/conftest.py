@@ -1,11 +1,6 @@
 import os
 
-import pytest
-
-pytest.register_assert_rewrite("chapters", "hosts", "launch", "processes", "results")  # their assertions too show what differs
-
-from hosts import hosts, slurm  # noqa: F401
-from processes import folder  # noqa: F401
+pytest_plugins = ["processes", "launch", "results", "chapters", "hosts"]  # their fixtures, and what their assertions compare
 
 
 def pytest_addoption(parser):

@@ -12,7 +12,6 @@ def test_readme_leads_to_every_chapter_and_every_link_between_the_chapters_leads
     readme = CHAPTERS[ROOT / "README.md"]
     assert all(f"]({file.relative_to(ROOT)})" in readme for file in CHAPTERS if file.name != "README.md")
     found = [(file, *link) for file in CHAPTERS for link in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", CHAPTERS[file])]
-    assert len(found) > 20
     for file, path, anchor in found:
         target = (file.parent / path).resolve() if path else file
         headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE) if anchor else []
@@ -20,38 +19,23 @@ def test_readme_leads_to_every_chapter_and_every_link_between_the_chapters_leads
         assert target.exists() and anchor in places, (file, path, anchor)
 
 
-def options_in(text):
-    return {*re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", text)}
+def test_every_command_in_a_chapter_or_at_the_top_of_a_script_names_files_and_options_that_their_help_shows_without_a_launcher():
+    def options_in(text):
+        return {*re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", text)}
 
-
-def test_every_command_in_a_chapter_or_at_the_top_of_a_script_names_files_and_options_that_exist():
-    @functools.cache
-    def options(file):
-        return options_in(run(ROOT / file, "--help", processes=0).stdout)
-
+    options = functools.cache(lambda file: options_in(run(ROOT / file, "--help", processes=0).stdout))
     launcher = options_in(get_args_parser().format_help())
-    scripts = [*ROOT.glob("*.py"), *ROOT.glob("recipes/*.py"), *ROOT.glob("examples/*.py")]
+    scripts = [*ROOT.glob("*.py"), *ROOT.glob("recipes/*.py"), *ROOT.glob("examples/*.py"), ROOT / "multinode.sbatch"]
     lines = "\n".join([*blocks("sh"), *(file.read_text().partition("import ")[0] for file in scripts)]).replace("\\\n", "")
-    files = 0
     for command in re.findall(r"(?:python|torchrun) (.*?)(?:$|&&|  #)", lines, re.MULTILINE):
         command = re.sub(r'"[^"]*"', "", command)  # commands for another command
         command = re.sub(r"-m recipes\.(\w+)", r"recipes/\1.py", command)
         if file := re.search(r"[\w/]+\.py|tools/\w+", command):
             assert options_in(command) <= launcher | options(file[0]), command
-            files += 1
-    assert files > 40
+    assert lines.count("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1") == lines.count("--max-restarts") > 0  # which need it
 
 
-def test_every_command_that_restarts_sets_the_variable_that_restarts_need():
-    commands = re.findall(r".*--max-restarts", "\n".join(blocks("sh")).replace("\\\n", ""))
-    assert commands and all("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun" in command for command in commands)
-    assert "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in (ROOT / "multinode.sbatch").read_text()
-
-
-def test_the_short_scripts_in_the_chapters_print_what_the_chapters_say():
+def test_the_lines_that_show_how_gradients_are_averaged_print_what_the_chapter_says():
     Path("gradients.py").write_text(block("averaged = net.weight.grad"))
     printed = run(Path("gradients.py").resolve()).stdout
-    lines = sorted(re.findall(r"rank \d: .*?(?=rank|$)", printed, re.MULTILINE))  # two ranks may write at the same time
-    assert "```\n{}\n{}\n```".format(*lines) in CHAPTERS[ROOT / "docs/how_it_works.md"]
-    Path("ring.py").write_text(block("/proc/net/dev"))
-    assert 1.5 <= float(run(Path("ring.py").resolve(), processes=4).stdout)  # others may send meanwhile
+    assert "\n".join(sorted(printed.splitlines())) in CHAPTERS[ROOT / "docs/how_it_works.md"]

@@ -1,9 +1,12 @@
 """What `before` changes in a script's process: launch.py has lines that call these functions."""
-import functools
-import importlib
+# ruff: noqa: F401  lines that run `after` a function may use what is imported here
 import itertools
+import multiprocessing
 import os
-from pathlib import Path
+import pkgutil
+import resource
+import signal
+import time
 from textwrap import dedent
 
 import torch
@@ -26,21 +29,15 @@ def log(*words):
         print(*words, file=file)
 
 
-# What lines that run `after` a function may use
-NAMES = {name: importlib.import_module(name) for name in "multiprocessing os resource signal sys time torch".split()}
-NAMES |= {"Path": Path, "log": log}
-
-
 def after(function, lines):
     """Run these lines after each call of a function, with the number of the `call`, what it was `given`, and its `result`."""
-    module, *path, name = function.split(".")
-    owner = functools.reduce(getattr, path, importlib.import_module(module))
-    follow, calls, code = getattr(owner, name), itertools.count(1), compile(dedent(lines), f"after {function}", "exec")
+    owner, _, name = function.rpartition(".")
+    owner, calls, code = pkgutil.resolve_name(owner), itertools.count(1), compile(dedent(lines), f"after {function}", "exec")
+    follow = getattr(owner, name)
 
-    @functools.wraps(follow)
     def followed(*given, **options):
         result = follow(*given, **options)
-        exec(code, {**NAMES, "call": next(calls), "given": given, "result": result})
+        exec(code, {**globals(), "call": next(calls), "given": given, "result": result})
         return result
 
     setattr(owner, name, followed)

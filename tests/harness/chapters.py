@@ -11,7 +11,7 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
-def block(text):
-    """The one block of Python that has this text."""
-    found, = (block for block in blocks("python") if text in block)
-    return found.rstrip()
+def block(text, language="python"):
+    """The one block that has this text."""
+    found, = (block for block in blocks(language) if text in block)
+    return found

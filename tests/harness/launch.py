@@ -1,15 +1,12 @@
 """How tests start the scripts, and break them.
 
-`start` starts a script by its command line, as a user does, and returns at once a Job (processes.py), whose output can be waited
-for, whose processes can be killed, and which ends at the latest with its test. `train` runs a script to its end, checks its
-status and returns what it printed. To load torch and torchvision takes 4.6 seconds a process, and most tests need several: so
-`train` starts each rank as a fork of pytest, which has loaded them, with the environment that torchrun would have set.
-multigpu_spawn.py alone, whose launcher is part of it, is always started as by a user. `run` does the same for any file, without
-the options that scripts have. All of them take `before`: lines that each process runs before the file, in a fork or as
-sitecustomize.py. There `after` lets a process do something after each call of a function (be killed, raise, log what it was
-given), and `hold` lets it wait there for another. `little_data` replaces the data by a few samples, IN_FLOAT64 leaves no rounding
-to speak of. results.py reads what was printed and saved, chapters.py the code in README and docs, and hosts.py makes two hosts
-and a Slurm of this machine.
+`start` starts a script by its command line, as a user does, and returns at once a Job (processes.py), which ends at the latest
+with its test. `train` runs a script to its end, checks its status and returns what it printed. To load torch and torchvision
+takes 4.6 seconds a process, and most tests need several: so `train` starts each rank as a fork of pytest, which has loaded them,
+with the environment that torchrun would have set. multigpu_spawn.py alone, whose launcher is part of it, is always started as by
+a user. `run` does the same for any file, without the options that scripts have. All of them take `before`: lines that each
+process runs before the file, in a fork or as sitecustomize.py. There `after` lets a process do something after each call of a
+function (be killed, raise, log what it was given), and `hold` lets it wait there for another.
 """
 import os
 import shutil
@@ -29,18 +26,16 @@ from processes import ROOT, Job, fork
 
 import utils
 
-os.environ.setdefault("TEST_DEVICE", "cpu")  # conftest.py sets that of --device
 BASES = {"dp.py": "single_gpu.py", "multigpu_torchrun.py": "single_gpu.py",
          "multigpu_spawn.py": "multigpu_torchrun.py", "multinode.py": "multigpu_torchrun.py"}  # what each script is a change of
 SCRIPTS = ["single_gpu.py", *BASES]
 WITHOUT_LAUNCHER = ["single_gpu.py", "dp.py", "multigpu_spawn.py"]
 RECIPES = sorted(f"recipes/{file.name}" for file in ROOT.glob("recipes/*.py"))
-PACKAGES = {"ip": "iproute2", "nft": "nftables", "srun": "slurm-client"}  # others have their command's name
 
 
 def needs(*commands):
-    if missing := [PACKAGES.get(command, command) for command in commands if not shutil.which(command)]:
-        pytest.skip(f"needs a package: apt-get install {' '.join(missing)}")
+    if missing := [command for command in commands if not shutil.which(command)]:
+        pytest.skip(f"needs {' and '.join(missing)}, which .ci/run installs")
 
 
 def settings(script, processes):
@@ -48,7 +43,7 @@ def settings(script, processes):
     name = Path(script).name
     if Path(script).parent.name == "examples":  # they look for a device themselves
         return [], "import torch; torch.accelerator.current_accelerator = lambda *_, **__: None\n"
-    device = utils.find_device() if name == "dp.py" else os.environ["TEST_DEVICE"]  # DataParallel takes GPUs where there are some
+    device = utils.find_device() if name == "dp.py" else os.environ.get("TEST_DEVICE", "cpu")  # DataParallel takes any GPU
     if device != "cpu" and name not in ("single_gpu.py", "dp.py") and processes > torch.accelerator.device_count():
         pytest.skip(f"needs a GPU for each of {processes} processes")
     options = ["--device", device, *(["-g", processes] if name == "multigpu_spawn.py" else [])]
@@ -68,8 +63,7 @@ def run(file, *arguments, processes=2, before="", status=0, **env):
         job = Job([sys.executable, file, *arguments], before=before, **env)
         assert job.wait() == status
         return job
-    launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": utils.free_port(), "WORLD_SIZE": processes,
-                "LOCAL_WORLD_SIZE": processes}
+    launched = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=utils.free_port(), WORLD_SIZE=processes, LOCAL_WORLD_SIZE=processes)
     ranks = [{**launched, "RANK": rank, "LOCAL_RANK": rank, **env} for rank in range(processes)] or [env]
     codes, stdout, stderr = fork(file, arguments, before, ranks)
     print(stdout, stderr)  # which pytest shows where a test has failed

@@ -40,7 +40,7 @@ class Job:
         self.files = Path(self.kept.name)
         (self.files / "sitecustomize.py").write_text(  # multiprocessing's tracker needs no torch, which takes seconds
             f"import sys\nif 'resource_tracker' not in str(sys.orig_argv):\n    exec({before!r}, {{}})\n")
-        env = {**os.environ, "PYTHONPATH": f"{self.files}:{ROOT}:{HARNESS}", "TEST_JOB": self.files, **env}
+        env = {**os.environ, "PYTHONPATH": f"{self.files}:{ROOT}:{HARNESS}", **env}
         with open(self.files / "stdout", "w") as stdout, open(self.files / "stderr", "w") as stderr:
             self.process = subprocess.Popen(
                 [str(word) for word in command], cwd=cwd, env={name: str(value) for name, value in env.items()},
@@ -57,7 +57,6 @@ class Job:
             time.sleep(0.05)
 
     def wait_for(self, text):
-        """Until the job has printed this."""
         self.until(lambda: text in self.stdout or self.process.poll() is not None, f"no {text!r}")
         assert text in self.stdout, f"it ended without {text!r}"
 
@@ -117,9 +116,8 @@ def fork(file, arguments, before, environments):
             codes = [rank.exitcode for rank in ranks]
         finally:
             for rank in ranks:
-                rank.kill()
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(rank.pid, signal.SIGKILL)  # its loader workers
+                    os.killpg(rank.pid, signal.SIGKILL)  # its loader workers too
                 rank.join()
         for output in (stdout, stderr):
             output.seek(0)

@@ -55,17 +55,14 @@ def test_a_killed_rank_costs_no_bit_under_torchrun_with_restarts():
     check_same_bits("multigpu_torchrun.pt", "undisturbed.pt")
 
 
-def test_a_kill_while_saving_leaves_the_checkpoint_before():
+def test_a_kill_and_a_disk_that_fills_up_while_saving_leave_the_checkpoint_before():
     line = "single_gpu.py", 3, 1, *SMALL
-    train(*line, status=-9, before=LITTLE_DATA + after("os.fsync", "if call == 2: os.kill(os.getpid(), signal.SIGKILL)"))
-    assert "single_gpu.pt: 1 of 3 epochs done" in train(*line, before=LITTLE_DATA).stdout
-
-
-def test_a_disk_that_fills_up_ends_the_run_and_leaves_the_checkpoint_before():
-    """Once the first epoch is saved, no file may exceed 100 KiB."""
-    fills_up = after("os.replace", "resource.setrlimit(resource.RLIMIT_FSIZE, (102400, 102400))")
-    job = train("multigpu_torchrun.py", 3, 1, *SMALL, status=1, before=LITTLE_DATA + fills_up)
-    assert "OSError: [Errno 27] File too large" in job.stderr and load("multigpu_torchrun.pt")["epoch"] == 1
+    killed = after("os.fsync", "if call == 2: os.kill(os.getpid(), signal.SIGKILL)")
+    fills_up = after("os.replace", "resource.setrlimit(resource.RLIMIT_FSIZE, (102400, 102400))")  # no file may exceed 100 KiB
+    train(*line, status=-9, before=LITTLE_DATA + killed)
+    full = train(*line, status=1, before=LITTLE_DATA + fills_up)
+    assert "single_gpu.pt: 1 of 3 epochs done" in full.stdout and "OSError: [Errno 27] File too large" in full.stderr
+    assert "single_gpu.pt: 2 of 3 epochs done" in train(*line, before=LITTLE_DATA).stdout
 
 
 def test_two_jobs_on_one_machine_find_a_port_each_and_break_no_file_where_they_save_the_same_one():
