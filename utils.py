@@ -145,7 +145,7 @@ def announce(args, epochs_done, processes):
           f"{args.checkpoint}: {epochs_done} of {args.total_epochs} epochs done", flush=True)
     if epochs_done >= args.total_epochs:
         print("Nothing is left to train. To continue, ask for more epochs; "
-              f"to start afresh, delete {args.checkpoint}.", flush=True)
+              f"to start over, delete {args.checkpoint}.", flush=True)
 
 
 def report(args, epoch, train_sums, val_sums, start):

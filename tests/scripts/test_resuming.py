@@ -48,7 +48,7 @@ def test_a_finished_run_that_is_started_again_says_what_to_do_and_saves_nothing(
     train(*line, before=LITTLE_DATA)
     assert train(*line, before=LITTLE_DATA).stdout.endswith(
         "multigpu_torchrun.pt: 1 of 1 epochs done\n"
-        "Nothing is left to train. To continue, ask for more epochs; to start afresh, delete multigpu_torchrun.pt.\n")
+        "Nothing is left to train. To continue, ask for more epochs; to start over, delete multigpu_torchrun.pt.\n")
 
 
 def test_a_file_that_is_damaged_foreign_or_holds_code_ends_the_run_before_it_trains_and_is_left_as_it_was():
