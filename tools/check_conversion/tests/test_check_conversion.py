@@ -162,7 +162,7 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "parts that count unequally": (1, [], "step 1: gradients differ, samples do not: .* count unequally", [(LOSS, POSITIVE)]),
     "a buffer of each rank's part": (1, [], "step 2: .* buffer center differs: DDP averages only gradients", BUFFER),
     "other initial weights": (1, [("model =", "torch.rand(1)\nmodel =")], "step 1: other initial weights: 0.weight"),
-    "training that goes around DDP": (1, [(LOSS, LOSS.replace("model(", "model.module("))], "not averaged: does it go around DDP"),
+    "training that goes around DDP": (1, [(LOSS, LOSS.replace("model(", "model.module("))], "averaged: does it go around DDP"),
     "clipping before averaging": (1, BY_HAND, "clipped before they are averaged", CLIPPED),
     "a learning rate times the world size": (1, [("lr=0.05", "lr=0.05 * 2")], "step 1: lr 0.1 instead of 0.05"),
     "a schedule that is not stepped": (1, [("    schedule.step()\n", "")], "step 7: lr 0.05 instead of 0.005"),
