@@ -137,8 +137,8 @@ def check_conversion(workspace, original, converted):
     writers = {(note["file"], note["rank"]) for note in other.notes["wrote"] if (other.copy / note["file"]).is_file()}
     several = [f'{file} is written by ranks {rank} and {more} (see "Saving")' for file, rank in sorted(writers)
                for one, more in writers if one == file and more > rank]
-    texts = [f"the same training: {len(training.base)} steps with {len(other.ranks)} processes", "in the check alone: "
-             "both scripts shuffle as DistributedSampler does, without dropout or autocast, with SyncBatchNorm on CPUs too"]
+    texts = [f"the same training: {len(training.base)} steps with {len(other.ranks)} processes", "in the check alone: both "
+             "shuffle as DistributedSampler does, without dropout or autocast; BatchNorm is as its option says, on CPUs too"]
     return report(texts, [first, second, other], several)
 
 

@@ -56,7 +56,7 @@ class Training:
         for number, step in enumerate(second, 1):
             norms, distances, _ = torch.tensor(step["gradients"]).T
             if not distances.norm() <= MOST * norms.norm():  # or one of them is not finite
-                raise Verdict(2, f'step {number} of the original is another when run again: is it seeded? (see "Check it")')
+                raise Verdict(2, f'rounding, or no seed, decides step {number} of the original (see "Check it")')
             for kind in ("before", "gradients", "after"):
                 self.noise[kind] = max(self.noise.get(kind, 0), float(self.shares(step, step, kind).max()))
 
