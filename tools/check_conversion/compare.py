@@ -11,7 +11,7 @@ torch.set_default_dtype(torch.float64)  # of what the processes have noted
 NOISE = 5  # times what rounding alone does in the original's second run
 MOST = 0.02  # of all gradients; where rounding does more, it decides
 SLIGHT, TIME = 1e-5, 1e-3  # of a figure: no difference; one that, between two originals, shows a time
-NUMBER = re.compile(r"(?<![A-Za-z_\d.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)")
+NUMBER = re.compile(r"(?<![A-Za-z_\d.])[-+]?(?:\d{1,3}(?:,\d{3})+(?= ?[A-Za-z/])|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)")
 PICKLED = [argparse.Namespace, numpy.ndarray, numpy.dtype, numpy.array(0).__reduce__()[0], numpy.float64(0).__reduce__()[0],
            *(getattr(numpy.dtypes, name) for name in numpy.dtypes.__all__)]  # what checkpoints have besides tensors
 
@@ -162,6 +162,7 @@ class Training:
 
 def gap(one, other):
     """Relative; one unit of the last digit is nothing, unless the figure is coarse: it is not rounded otherwise by chance."""
+    one, other = one.replace(",", ""), other.replace(",", "")  # of thousands
     a, b, (mantissa, _, exponent) = float(one), float(other), one.lower().partition("e")
     size, distance = max(abs(a), abs(b)), abs(a - b)
     unit = 1.01 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) if "." in mantissa else 0

@@ -123,9 +123,8 @@ class Steps:
             return
         groups = {one: group for group in optimizer.param_groups for one in group["params"]}
         self.parameters, file = [*groups], HOME / f"step{settings.get('offset', 0) + count + 1}.pt"
-        exists = file.exists() and not RECORD
-        found = torch.load(file, weights_only=True, map_location=self.parameters[0].device) if exists else None
-        known = exists and [one.shape for one in found["before"]] == [one.shape for one in self.parameters]
+        found = torch.load(file, map_location=self.parameters[0].device) if file.exists() and not RECORD else None
+        known = found is not None and [one.shape for one in found["before"]] == [one.shape for one in self.parameters]
         self.mine = {"before": [one.detach().clone() for one in self.parameters], "gradients": [
             torch.zeros_like(one) if one.grad is None else one.grad.to_dense().clone() for one in self.parameters]}
         self.reference = found if known else self.mine
