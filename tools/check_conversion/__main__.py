@@ -77,7 +77,7 @@ class Workspace:
         return root, copy
 
     def run(self, command, who, place=None, **how):
-        """How: `record` the steps, be `nudge`d, `kill` after a step, or begin at step `offset` + 1."""
+        """How: `record` the steps, `nudge` clocks and weights, `kill` after a step, or begin at step `offset` + 1."""
         root, copy = place or self.copies()
         notes, other = (Path(tempfile.mkdtemp(dir=self.home)) for _ in range(2))
         settings = {"home": str(self.home), "notes": str(notes), "copy": str(copy), **self.settings, **how}
@@ -150,7 +150,7 @@ def check_resume(workspace, command):
     if not saves:
         raise Verdict(2, "it saves nothing before its last step")
     saved = saves[len(saves) // 2]
-    killed = workspace.run(command, "the killed run", kill=saved + 1)
+    killed = workspace.run(command, "the killed run", nudge=True, kill=saved + 1)
     if fault := max(Training(whole.ranks[rank][:saved], [steps[:saved]]).fault() for rank, steps in killed.ranks.items()):
         raise Verdict(2, f"the script draws other numbers in each run, is it seeded? {fault}")
     copy, killed.copy = killed.copy, shutil.copytree(killed.copy, killed.copy.parent / "when killed", symlinks=True)

@@ -150,7 +150,7 @@ class Steps:
         note("step", update=update, **{kind: distances(self.mine[kind], self.reference[kind]) for kind in self.mine}, **self.now)
         for one, weights in zip(self.parameters, self.reference["after"] if FORCE else ()):
             one.data.copy_(weights)
-        for one in self.parameters if NUDGE else ():  # by a rounding error, which shows how far rounding goes
+        for one in self.parameters if NUDGE and FORCE else ():  # by a rounding error, which shows how far rounding goes
             one.data *= 1 + torch.finfo(one.dtype).eps * torch.randn(one.shape, generator=self.noise, device="cpu").to(one)
         self.begin()
         if count == settings.get("kill"):
@@ -177,8 +177,6 @@ class Equal:
         on_call(torch.autocast, "__enter__", self.no_autocast)  # it rounds too much
         on_call(torch.nn.utils, "clip_grad_norm_", self.note_clip)  # norms before and after averaging differ
         on_call(torch.amp.GradScaler, "scale", lambda _, scaler, *__: steps.switch("GradScaler", scaler.is_enabled() or None))
-        for name in ("time", "perf_counter", "monotonic", "process_time") if NUDGE else ():
-            setattr(time, name, functools.partial(output.run_faster, getattr(time, name), getattr(time, name)()))
 
     def number(self, dataset, asked, drawn):
         """Of the epoch, a pass over a dataset that steps came of. Who asks for an earlier one gets its order."""
@@ -273,7 +271,7 @@ class Output:
         usual(*error)
 
     def run_faster(self, clock, began):
-        """In the original's second run, for lines of the script: so that whatever is a time differs."""
+        """In the run that shows what is a time, for lines of the script."""
         now = clock()
         return now + 1000 * (now - began) * sys._getframe(1).f_code.co_filename.startswith(settings["copy"])
 
@@ -291,6 +289,8 @@ torch.nn.modules.module.register_module_forward_pre_hook(steps.enter)  # torch's
 torch.nn.modules.module.register_module_forward_hook(steps.leave, with_kwargs=True, always_call=True)
 register_optimizer_step_pre_hook(steps.before)
 register_optimizer_step_post_hook(steps.after)
+for name in ("time", "perf_counter", "monotonic", "process_time") if NUDGE else ():
+    setattr(time, name, functools.partial(output.run_faster, getattr(time, name), getattr(time, name)()))
 if FORCE:
     Equal()
 else:  # The one private name: without it, a restarted run adds up gradients in another order than the unbroken one.
