@@ -56,7 +56,7 @@ class Training:
         for number, step in enumerate(second, 1):
             norms, distances, _ = torch.tensor(step["gradients"]).T
             if not distances.norm() <= MOST * norms.norm():  # or one of them is not finite
-                raise Verdict(2, f'rounding, or no seed, decides step {number} of the original (see "Check it")')
+                raise Verdict(2, f'rounding, no seed or NaN decides step {number} of the original (see "Check it")')
             for kind in ("before", "gradients", "after"):
                 self.noise[kind] = max(self.noise.get(kind, 0), float(self.shares(step, step, kind).max()))
 
@@ -71,11 +71,12 @@ class Training:
     def step_fault(self, number, one, steps):
         if any(step["shuffles"] != steps[0]["shuffles"] for step in steps):
             return 'the ranks shuffle the samples by different seeds (see "Random numbers")'
-        if not all(step["known"] and len(step["names"]) == len(one["names"]) for step in steps):
-            raise Verdict(2, "the optimizer has other parameters, or has them in another order: give both scripts the same")
+        if not all(step["known"] for step in steps):
+            others = any(len(step["names"]) != len(one["names"]) for step in steps)
+            raise Verdict(1 if others else 2, f"step {number + 1}: the optimizer has other parameters, or in another order")
         if names := self.wrong(one, steps, "before"):
             if number or self.offset:
-                return f'the weights are not those that the step before left{names} (see "Load first, then DDP")'
+                return f'weights were changed, or not loaded{names} (see "Load first, then DDP")'
             return f'other initial weights{names}: does one script draw more numbers before? (see "What your script has")'
         if option := self.other_option(one, steps):
             return option
@@ -95,7 +96,7 @@ class Training:
 
     def other_option(self, one, steps):
         """Of a parameter, such as its learning rate; or what is on, such as dropout."""
-        advice = ': is its state loaded? (see "Load first, then DDP")' if self.offset else ' (see "What your script has")'
+        advice = ': is the optimizer loaded? (see "Load first, then DDP")' if self.offset else ' (see "What your script has")'
         for step in steps:
             for mine, others in [(one["switches"], step["switches"]), *zip(one["options"], step["options"])]:
                 for name in mine | others:

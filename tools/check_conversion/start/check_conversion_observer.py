@@ -184,7 +184,6 @@ class Equal:
         if count in [*epochs.values()][-1:]:
             epochs.popitem()  # no step came of it
         steps.state = random_state()  # seeds, and what a loader draws for its workers, are no random numbers of a step
-        asked = asked or count
         number = [*epochs, asked].index(asked)
         if torch.is_grad_enabled():
             epochs.setdefault(asked, count)
@@ -198,7 +197,7 @@ class Equal:
         generator = sampler.generator or torch.default_generator
         state, drawn = generator.get_state(), hash((*usual(sampler),))
         generator.set_state(state)
-        seeded = torch.Generator().manual_seed(self.number(sampler.data_source, None, drawn))
+        seeded = torch.Generator().manual_seed(self.number(sampler.data_source, count, drawn))
         return iter(torch.randperm(sampler.num_samples, generator=seeded, device="cpu").tolist())
 
     def share_out(self, usual, sampler):

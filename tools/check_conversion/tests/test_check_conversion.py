@@ -202,7 +202,7 @@ RESUME = {
     "the epoch": ([("epoch + 1}", "epoch}")], 1, "18 steps instead of 12"),
     "the schedule": ([(SCHEDULE, "")], 1, "saved run.pt: 'schedule.last_epoch: 2' instead of"),
     "the order": ([("    torch.manual_seed(epoch)\n", "")], 1, "step 13: other samples than in the unbroken run"),
-    "all": ([('exists("run.pt")', "exists('none')")], 1, "the weights are not those"),
+    "all": ([('exists("run.pt")', "exists('none')")], 1, "weights were changed, or not loaded"),
     "what is saved": ([("    print", "    mean += total\n    torch.save(mean, 'mean.pt')\n    print")], 1, "mean.pt: ': norm")}
 
 
