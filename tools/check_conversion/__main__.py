@@ -96,10 +96,11 @@ class Workspace:
             while started.poll() is None and not waits and not (notes / "kill").exists():
                 time.sleep(0.1)
                 idle = time.time() - max(file.stat().st_mtime for file in notes.iterdir())
-                if who not in JUDGED:
-                    self.silence = max(self.silence, idle)  # so long the script may be silent
-                elif idle > max(self.patience, 5 * self.silence):
+                longest = max(self.patience, 5 * self.silence) if who in JUDGED else 10 * self.patience
+                if idle > longest:
                     waits = "\n".join(where_ranks_wait(notes))
+                elif who not in JUDGED:
+                    self.silence = max(self.silence, idle)  # so long the script may be silent
         finally:
             kill_all(str(notes).encode())
         return Run(who, root, copy, notes, started.wait(), waits)

@@ -21,8 +21,7 @@ class Verdict(Exception):
 
 
 def near(some, others, relative=1e-3, scale=0.0):
-    return len(some) == len(others) and all(
-        a == b or abs(a - b) <= relative * max(abs(a), abs(b), scale) for a, b in zip(some, others))
+    return len(some) == len(others) and numpy.allclose(some, others, relative, relative * scale)
 
 
 def alike(samples, others):

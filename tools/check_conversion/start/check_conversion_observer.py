@@ -129,8 +129,7 @@ class Steps:
             torch.zeros_like(one) if one.grad is None else one.grad.to_dense().clone() for one in self.parameters]}
         self.reference = found if known else self.mine
         self.now |= {
-            "names": [self.names.get(id(one)) for one in self.parameters], "workers": any(self.workers),
-            "known": known,  # else it is another optimizer's
+            "names": [self.names.get(id(one)) for one in self.parameters], "workers": any(self.workers), "known": known,
             "drawn": FORCE and (random_state() != self.state) * random_state(),
             "options": [{name: value for name, value in groups[one].items() if isinstance(value, (float, tuple))}
                         | {"initial_lr": 0.0, "lr": float(groups[one].get("lr", 0))} for one in self.parameters]}
@@ -145,7 +144,9 @@ class Steps:
         count += 1
         self.mine["after"] = [one.detach().clone() for one in self.parameters]
         if RECORD and rank == 0:
-            torch_save(self.mine, HOME / f"step{count}.pt")
+            torch_save(self.mine, file := HOME / f"step{count}.pt")
+            if count * file.stat().st_size > 4 * 2**30:
+                note("stop", text=f"{count} steps fill 4 GB of {HOME}: let both scripts take fewer")
         update = [distance for _, distance, _ in distances(self.reference["before"], self.reference["after"])]
         note("step", update=update, **{kind: distances(self.mine[kind], self.reference[kind]) for kind in self.mine}, **self.now)
         for one, weights in zip(self.parameters, self.reference["after"] if FORCE else ()):
@@ -265,9 +266,8 @@ class Output:
         if handler.stream is sys.stderr and record.pathname.startswith(settings["copy"]):
             note("line", text=handler.format(record))
 
-    def note_error(self, usual, *error):
+    def note_error(self, _, *error):
         note("error", text="".join(traceback.format_exception(*error)))
-        usual(*error)
 
     def run_faster(self, clock, began):
         """In the run that shows what is a time, for lines of the script."""
@@ -281,7 +281,7 @@ note("rank")
 if "RANK" in os.environ and os.path.samestat(os.fstat(1), os.stat(NOTES / "stdout")):  # each its own file: lines do not mix
     os.dup2(os.open(NOTES / f"stdout.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
 sys.addaudithook(output.watch)  # what is written
-replace(sys, "excepthook", output.note_error)  # the first error, which led to those of other ranks
+on_call(sys, "excepthook", output.note_error)  # the first error, which led to those of other ranks
 on_call(logging.StreamHandler, "emit", output.note_log)
 replace(torch, "save", output.save)  # when a run can be killed; and its files, which Python does not see
 torch.nn.modules.module.register_module_forward_pre_hook(steps.enter)  # torch's public hooks, of all modules and optimizers
