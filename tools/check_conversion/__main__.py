@@ -64,12 +64,12 @@ class Workspace:
         copy, links = root / self.folder.relative_to("/"), []
 
         def left_out(folder, names):  # and link what is large, which can only be read, and virtual environments
-            paths = [Path(folder, name) for name in names]
-            paths = [path for path in paths if path.name not in LEFT_OUT and path not in self.without]
+            paths = [path for path in map(Path(folder).joinpath, names) if path.name not in LEFT_OUT and path not in self.without]
             links.extend(path for path in paths if (path / "pyvenv.cfg").exists() or path.lstat().st_size > 50 * 2**20)
             return {*names} - {path.name for path in paths if path not in links}
         with contextlib.suppress(shutil.Error):  # what cannot be read, or is no file
             shutil.copytree(self.folder, copy, symlinks=True, ignore=left_out)
+        self.linked = {path: path.stat().st_mtime_ns for path in links if path.is_file()}
         links += [path for above in self.folder.parents[:2] for path in above.iterdir()  # for ../data
                   if path not in (self.folder, self.home, *self.folder.parents)]
         for path in links:
@@ -96,13 +96,13 @@ class Workspace:
             while started.poll() is None and not waits and not (notes / "kill").exists():
                 time.sleep(0.1)
                 idle = time.time() - max(file.stat().st_mtime for file in notes.iterdir())
-                longest = max(self.patience, 5 * self.silence) if who in JUDGED else 10 * self.patience
-                if idle > longest:
+                self.silence = max(self.silence, 0 if who in JUDGED else idle)  # so long the script may be silent
+                if idle > (max(self.patience, 5 * self.silence) if who in JUDGED else 10 * self.patience):
                     waits = "\n".join(where_ranks_wait(notes))
-                elif who not in JUDGED:
-                    self.silence = max(self.silence, idle)  # so long the script may be silent
         finally:
             kill_all(str(notes).encode())
+        if changed := [path for path, before in self.linked.items() if not path.exists() or path.stat().st_mtime_ns != before]:
+            raise Verdict(2, f"{changed[0]} was changed: it is large, so it is linked, not copied; --without leaves it out")
         return Run(who, root, copy, notes, started.wait(), waits)
 
 

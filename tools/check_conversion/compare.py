@@ -162,7 +162,6 @@ class Training:
 
 def gap(one, other):
     """Relative; one unit of the last digit is nothing, unless the figure is coarse: it is not rounded otherwise by chance."""
-    one, other = one.replace(",", ""), other.replace(",", "")  # of thousands
     a, b, (mantissa, _, exponent) = float(one), float(other), one.lower().partition("e")
     size, distance = max(abs(a), abs(b)), abs(a - b)
     unit = 1.01 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) if "." in mantissa else 0
@@ -175,7 +174,7 @@ def by_words(lines):
     """Numbers and text of each line, by what it has besides its numbers."""
     found = defaultdict(list)
     for line in filter(None, map(str.strip, lines)):
-        found[NUMBER.sub("#", line)].append((NUMBER.findall(line), line[:120]))
+        found[NUMBER.sub("#", line)].append(([number.replace(",", "") for number in NUMBER.findall(line)], line[:120]))
     return found
 
 
