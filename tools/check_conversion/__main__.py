@@ -1,71 +1,194 @@
 """Does a script that was converted to DistributedDataParallel train, print and save the same as before?
 Or, with --resume: does a run that was killed go on as if it had never stopped?
-
-Each run works in a copy of this folder. Status 0: the same; 1: not the same; 2: it cannot be judged."""
+Status 0: the same; 1: not the same; 2: it cannot be judged."""
 import argparse
+import contextlib
+import json
+import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
+import time
 import traceback
-import warnings
+from collections import defaultdict
+from pathlib import Path
 
-from outputs import compare_files, compare_lines
-from running import Workspace
-from training import Training, Verdict, see
+from compare import Training, Verdict, compare_lines, read_lines
+
+LEFT_OUT = {".git", "__pycache__", "node_modules", ".cache", ".ipynb_checkpoints"}
+JUDGED = "the converted script", "the restarted run"  # if another run fails, there is no verdict
+NOT_HERE = "invalid device ordinal|Duplicate GPU|SyncBatchNorm layers only work|DTensor|check_conversion_observer"
+
+
+class Run:
+    """What a command that has ended did and left. If it did not end well, that is the verdict."""
+
+    def __init__(self, who, root, copy, notes, ended, waits):
+        def read(pattern):
+            return [file.read_text(errors="replace").replace(str(root), "") for file in sorted(notes.glob(pattern))]
+        found = [json.loads(line) for text in read("*.jsonl") for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        self.copy, self.notes = copy, defaultdict(list)  # by what they are of
+        for one in sorted(found, key=lambda note: note["time"]):
+            self.notes[one["kind"]].append(one)
+        self.ranks = {rank: [note for note in self.notes["step"] if note["rank"] == rank]
+                      for rank in sorted({note["rank"] for note in found})}
+        self.lines = re.split("[\n\r]", "\n".join([*read("stdout*"), *(note["text"] for note in self.notes["line"])]))
+        errors = [note["text"] for note in self.notes["error"]] + read("stderr")  # the first has led to the others
+        error = "\n".join(errors[0].strip().splitlines()[-4:])
+        status = 1 if who in JUDGED else 2
+        for note in self.notes["stop"]:
+            raise Verdict(2, note["text"])
+        if waits:
+            raise Verdict(status, f'{who} hangs (see "Hangs and errors"):\n{waits}')
+        if ended in (126, 127) or (ended and re.search(NOT_HERE, error)):
+            raise Verdict(2, f"{who} cannot be run here:\n{error}")
+        if ended and not (notes / "kill").exists():
+            raise Verdict(status, f'{who} ends with {ended} (see "Hangs and errors"):\n{error}')
+        if not self.notes["step"]:
+            raise Verdict(2, f"no optimizer takes a step in {who}; does it resume a file? --without leaves it out\n{error}")
+
+
+class Workspace:
+    """A temporary folder, in which each run has a copy of the current one, at the same path below a root."""
+
+    def __init__(self, patience, without, **settings):
+        self.home, self.folder = Path(tempfile.mkdtemp(prefix="check.")).resolve(), Path.cwd()
+        self.patience, self.silence, self.settings = patience, 0, settings
+        self.without = {self.home, *(path for pattern in without for path in self.folder.glob(pattern))}
+
+    def copies(self):
+        root = Path(tempfile.mkdtemp(dir=self.home))
+        copy, links = root / self.folder.relative_to("/"), []
+
+        def left_out(folder, names):  # and link what is large, which can only be read, and virtual environments
+            paths = [path for path in map(Path(folder).joinpath, names) if path.name not in LEFT_OUT and path not in self.without]
+            links.extend(path for path in paths if (path / "pyvenv.cfg").exists() or path.lstat().st_size > 50 * 2**20)
+            return {*names} - {path.name for path in paths if path not in links}
+        with contextlib.suppress(shutil.Error):  # what cannot be read, or is no file
+            shutil.copytree(self.folder, copy, symlinks=True, ignore=left_out)
+        self.linked = {path: path.stat().st_mtime_ns for path in links if path.is_file()}
+        links += [path for above in self.folder.parents[:2] for path in above.iterdir()  # for ../data
+                  if path not in (self.folder, self.home, *self.folder.parents)]
+        for path in links:
+            (root / path.relative_to("/")).symlink_to(path)
+        return root, copy
+
+    def run(self, command, who, place=None, **how):
+        """How: `record` the steps, `nudge` clocks and weights, `kill` after a step, or begin at step `offset` + 1."""
+        root, copy = place or self.copies()
+        notes, other = (Path(tempfile.mkdtemp(dir=self.home)) for _ in range(2))
+        settings = {"home": str(self.home), "notes": str(notes), "copy": str(copy), **self.settings, **how}
+        environment = {
+            **os.environ, "CHECK_CONVERSION": json.dumps(settings), "PWD": str(copy), "TMPDIR": str(other),
+            "PYTHONPATH": f"{Path(__file__).resolve().parent}/start:{os.environ.get('PYTHONPATH', '')}".rstrip(":"),
+            "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "TORCH_COMPILE_DISABLE": "1", "NVIDIA_TF32_OVERRIDE": "0",
+            "WANDB_MODE": "offline", **({"TZ": "LATER-24:31:17"} if "nudge" in how else {})}  # another day, minute and second
+        print(f"running: {command}", file=sys.stderr, flush=True)
+        command = re.sub(rf"(?<![\w./-]){re.escape(str(self.folder))}(?![\w.-])", lambda _: str(copy), command)
+        with open(notes / "stdout", "w") as stdout, open(notes / "stderr", "w") as stderr:
+            started = subprocess.Popen(["bash", "-o", "pipefail", "-c", command], cwd=copy, env=environment,
+                                       stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+        waits = ""
+        try:
+            while started.poll() is None and not waits and not (notes / "kill").exists():
+                time.sleep(0.1)
+                idle = time.time() - max(file.stat().st_mtime for file in notes.iterdir())
+                self.silence = max(self.silence, 0 if who in JUDGED else idle)  # so long the script may be silent
+                if idle > (max(self.patience, 5 * self.silence) if who in JUDGED else 10 * self.patience):
+                    waits = "\n".join(where_ranks_wait(notes))
+        finally:
+            kill_all(str(notes).encode())
+        if changed := [path for path, before in self.linked.items() if not path.exists() or path.stat().st_mtime_ns != before]:
+            raise Verdict(2, f"{changed[0]} was changed: it is large, so it is linked, not copied; --without leaves it out")
+        return Run(who, root, copy, notes, started.wait(), waits)
+
+
+def kill_all(mark):
+    """All that have it in their environment, wherever in the tree they are; and what they have started meanwhile."""
+    for _ in range(3):
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+                if mark in file.read_bytes():
+                    os.kill(int(file.parent.name), signal.SIGKILL)
+
+
+def where_ranks_wait(notes):
+    """The innermost line of the script's own in which each rank is."""
+    for file in sorted(notes.glob("*.jsonl")):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(file.stem), signal.SIGUSR2)  # faulthandler writes, also within C++
+        time.sleep(1)
+        stack = file.with_suffix(".stack").read_text().splitlines()[1:]
+        own = [line.strip() for line in stack if not re.search("/lib(64)?/python|check_conversion_observer|<fro", line)]
+        yield f"rank {json.loads(file.read_text().splitlines()[-1])['rank']}: {(own or ['has ended'])[0]}"
 
 
 def check_conversion(workspace, original, converted):
-    first, second = workspace.run(original, "first"), workspace.run(original, "second")
-    other = workspace.run(converted, "other", "the converted script", status=1)
+    first = workspace.run(original, "the original", record=True)
+    second = workspace.run(original, "the original", nudge=True)
+    other = workspace.run(converted, "the converted script")
     training = Training(first.ranks[0], [*other.ranks.values()])
     training.measure(second.ranks[0])
-    not_split = [] if training.split() else ["not split between ranks: each of them computes the whole batch"]
-    if faults := not_split + [fault for fault in [training.fault()] if fault]:
+    not_split = "" if training.split() else "not split between ranks: each of them computes the whole batch"
+    if faults := [fault for fault in (not_split, training.fault()) if fault]:
         raise Verdict(1, "; ".join(faults))
-    writers = {(note["file"], note["rank"]) for note in other.of("wrote") if (other.copy / note["file"]).is_file()}
-    several = [f"{file} is written by ranks {rank} and {more}: let rank 0 alone write it" + see("Saving")
-               for file, rank in sorted(writers) for one, more in writers if one == file and more > rank]
-    changed = sorted({text for run in (first, other) for step in run.of("step") for text in step["changed"]})
-    return report(f"the same training: {len(training.base)} steps with {len(other.ranks)} processes",
-                  [first, second, other], [run.copy for run in (first, second, other)], several, changed)
-
-
-def report(title, runs, folders, bad, changed=(), anywhere=False):
-    """Compares what is printed and saved, too."""
-    printed, count, other_words = compare_lines([run.lines for run in runs], anywhere, all_of_them=anywhere)
-    saved, same, left_out = compare_files(folders, anywhere)
-    bad += [f"printed differently: {one}" for one in printed] + [f"saved differently: {one}" for one in saved]
-    texts = [title, f"printed: {count - len(printed)} of {count} lines the same",
-             f"saved: {len(same)} file{'s' * (len(same) != 1)} the same: {', '.join(same)}",
-             f"in the check alone: {'; '.join(changed)}", f"not compared: {', '.join((left_out + other_words)[:5])}"]
-    return int(bad != []), "\n".join([text for text in texts if not text.endswith(": ")] + bad)
+    writers = {(note["file"], note["rank"]) for note in other.notes["wrote"] if (other.copy / note["file"]).is_file()}
+    several = [f'{file} is written by ranks {rank} and {more} (see "Saving")' for file, rank in sorted(writers)
+               for one, more in writers if one == file and more > rank]
+    texts = [f"the same training: {len(training.base)} steps with {len(other.ranks)} processes", "in the check alone: both "
+             "shuffle as DistributedSampler does, without dropout or autocast; BatchNorm is as its option says, on CPUs too"]
+    return report(texts, [first, second, other], several)
 
 
 def check_resume(workspace, command):
     """Whole; then killed in the step after the middle one of all saves; then started again in that copy."""
-    whole = workspace.run(command, "first", "the unbroken run", force=False)
-    base = whole.ranks[0]
-    for one, *others in zip(*whole.ranks.values()):  # the samples of all ranks
-        for place, rows in one["samples"].items():
-            for step in others:
-                for mine, more in zip(rows, step["samples"].get(place, ())):
-                    mine += more
-    saves = sorted({note["steps"] for note in whole.of("saved") if 0 < note["steps"] < len(base)})
+    whole = workspace.run(command, "the unbroken run", record=True)
+    length = len(whole.ranks[0])
+    saves = sorted({note["steps"] for note in whole.notes["saved"] if 0 < note["steps"] < length})
     if not saves:
         raise Verdict(2, "it saves nothing before its last step")
     saved = saves[len(saves) // 2]
-    killed = workspace.run(command, "other", status=0, force=False, kill=saved + 1)
-    if fault := Training(base[:saved], [steps[:saved] for steps in killed.ranks.values()]).fault():
+    killed = workspace.run(command, "the killed run", nudge=True, kill=saved + 1)
+    if fault := max(Training(whole.ranks[rank][:saved], [steps[:saved]]).fault() for rank, steps in killed.ranks.items()):
         raise Verdict(2, f"the script draws other numbers in each run, is it seeded? {fault}")
-    before = shutil.copytree(killed.copy, killed.copy.parent / "when killed", symlinks=True)
-    again = workspace.run(command, "other", "the restarted run", 1, (killed.copy.parent, killed.copy), False, saved)
-    if fault := Training(base[saved:], [*again.ranks.values()], saved).fault():
-        begins = [step for step, one in enumerate(base) if one["weights"] == again.ranks[0][0]["weights"]]
-        begin = f"it begins with the weights of step {begins[0]}; " if any(begins) else "it starts afresh; "
-        raise Verdict(1, f"killed at step {saved + 1}, saved at {saved}: {begin * bool(begins)}{fault}")
+    copy, killed.copy = killed.copy, shutil.copytree(killed.copy, killed.copy.parent / "when killed", symlinks=True)
+    again = workspace.run(command, "the restarted run", (copy.parent, copy), offset=saved)
+    if fault := max(Training(whole.ranks[rank][saved:], [steps], saved).fault() for rank, steps in again.ranks.items()):
+        raise Verdict(1, f"killed at step {saved + 1}, saved at {saved}: {fault}")
     again.lines = killed.lines + again.lines
-    return report(f"a killed run goes on as if it had never stopped: killed at step {saved + 1} of {len(base)}",
-                  [whole, killed, again], [whole.copy, before, again.copy], [], anywhere=True)
+    title = f"a killed run goes on as if it had never stopped: killed at step {saved + 1} of {length}"
+    return report([title], [whole, killed, again], resumed=True)
+
+
+def report(texts, runs, faults=(), resumed=False):
+    """Compares what is printed and saved, too."""
+    (first, second, other), same, left_out, faults = map(outputs, runs), [], [], [*faults]
+    for name, lines in first.items():
+        again = second.get(name, lines if resumed else None)  # it was not there yet when the run was killed
+        if None in (lines, again, other.get(name, ())):
+            left_out.append(name)
+        elif name not in other:
+            faults.append(f"{name} is missing")
+        else:
+            different, unlike, count = compare_lines([lines, again, other[name]], resumed, needed=resumed or name != "printed")
+            faults += [f"{name}: {one}" for one in different]
+            left_out += unlike
+            same += [] if different else [f"{name} ({count} lines)"]
+    texts += [f"the same: {', '.join(same)}", f"not compared: {', '.join(left_out[:5])}", *faults]
+    return int(faults != []), "\n".join(text for text in texts if not text.endswith(": "))
+
+
+def outputs(run):
+    """Lines that it printed, and those of each file that is not as in this folder."""
+    found = {"printed": run.lines}
+    for path in sorted(run.copy.rglob("*")):
+        before = path.relative_to(run.copy)
+        if path.is_file() and not (before.exists() and before.stat().st_mtime_ns == path.stat().st_mtime_ns):
+            found[f"saved {before}"] = read_lines(path)
+    return found
 
 
 def main():
@@ -81,20 +204,18 @@ def main():
     if len(given.commands) != 2 - given.resume:
         parser.error("give two commands, or --resume and one")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    warnings.simplefilter("ignore")
-    workspace = Workspace(given.patience, given.batchnorm, given.without)
+    workspace = Workspace(given.patience, given.without, batchnorm=given.batchnorm, force=not given.resume)
     try:
         status, text = (check_resume if given.resume else check_conversion)(workspace, *given.commands)
     except Verdict as verdict:
         status, text = verdict.args
         text = ("NOT THE SAME TRAINING: " if status == 1 else "cannot be judged: ") + text
-    except KeyboardInterrupt:
-        status, text = 2, "cannot be judged: interrupted"
-    except Exception:
-        status, text = 2, f"cannot be judged: the check itself failed: {traceback.format_exc()}"
+    except (Exception, KeyboardInterrupt):
+        status, text = 2, f"cannot be judged: the check was interrupted, or failed: {traceback.format_exc()}"
     finally:
         shutil.rmtree(workspace.home, ignore_errors=True)
-    print(text + "\n(sections of docs/your_own_script.md)" * ('(see "' in text), file=sys.stderr if status == 2 else sys.stdout)
+    text += "\n(sections of docs/your_own_script.md)" if '(see "' in text else ""
+    print(text, file=sys.stderr if status == 2 else sys.stdout)
     return status
 
 

@@ -1,0 +1,233 @@
+"""Whether a run trains, prints and saves what the original's first run did, and if not, from where on, and why."""
+import argparse
+import contextlib
+import re
+from collections import defaultdict
+
+import numpy
+import torch
+
+torch.set_default_dtype(torch.float64)  # of what the processes have noted
+NOISE = 5  # times what rounding alone does in the original's second run
+MOST = 0.02  # of all gradients; where rounding does more, it decides
+SLIGHT, TIME = 1e-5, 1e-3  # of a figure: no difference; one that, between two originals, shows a time
+NUMBER = re.compile(r"(?<![A-Za-z_\d.])[-+]?(?:\d{1,3}(?:,\d{3})+(?= ?[A-Za-z/])|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)")
+PICKLED = [argparse.Namespace, numpy.ndarray, numpy.dtype, numpy.array(0).__reduce__()[0], numpy.float64(0).__reduce__()[0],
+           *(getattr(numpy.dtypes, name) for name in numpy.dtypes.__all__)]  # what checkpoints have besides tensors
+
+
+class Verdict(Exception):
+    """Status and text."""
+
+
+def near(some, others, relative=1e-3, scale=0.0):
+    return len(some) == len(others) and numpy.allclose(some, others, relative, relative * scale)
+
+
+def alike(samples, others):
+    """Whether they are the same, in any order."""
+    return near(sorted(samples), sorted(others), 1e-4, max(map(abs, samples), default=0.0))
+
+
+def same_samples(mine, parts):
+    """Whether the ranks' parts are the original's samples, in dimension 0 or 1; or each has what all have, such as a mask."""
+    unions = [[sample for part in parts for sample in part[dimension]] for dimension in (0, 1)]
+    return any(rows and alike(rows, union) for rows, union in zip(mine, unions)) or all(alike(mine[0], part[0]) for part in parts)
+
+
+class Training:
+    """Of steps: those of the original, from its step `offset` on; those of each rank of another run."""
+
+    def __init__(self, base, ranks, offset=0):
+        self.base, self.ranks, self.offset, self.noise = base, ranks, offset, {}
+
+    def shares(self, one, step, kind):
+        """How far each tensor is away, of what it may be: parts of its own norm, of all gradients."""
+        norms = torch.tensor(one[kind])[:, 0]
+        limits = {"before": 1e-6 * norms, "after": 1e-6 * norms + 1e-4 * torch.tensor(one["update"]),
+                  "gradients": 1e-4 * norms + 5e-6 * norms.norm()}[kind]
+        return torch.tensor(step[kind])[:, 1] / (limits + 1e-30)
+
+    def measure(self, second):
+        """The most that rounding moves a tensor, in the original's second run."""
+        if len(second) != len(self.base):
+            raise Verdict(2, f"the original takes {len(self.base)} steps, and {len(second)} where the clocks run faster")
+        for number, step in enumerate(second, 1):
+            norms, distances, _ = torch.tensor(step["gradients"]).T
+            if not distances.norm() <= MOST * norms.norm():  # or one of them is not finite
+                raise Verdict(2, f'rounding, no seed or NaN decides step {number} of the original (see "Check it")')
+            for kind in ("before", "gradients", "after"):
+                self.noise[kind] = max(self.noise.get(kind, 0), float(self.shares(step, step, kind).max()))
+
+    def fault(self):
+        """The first, of the number of steps and of a step."""
+        found = [f"{length} steps instead of {len(self.base)}" for length in {*map(len, self.ranks)} - {len(self.base)}]
+        for number, (one, *steps) in enumerate(zip(self.base, *self.ranks)):
+            if fault := self.step_fault(number, one, steps):
+                return "; ".join([*found, f"step {self.offset + number + 1}: {fault}"])
+        return "; ".join(found)
+
+    def step_fault(self, number, one, steps):
+        if any(step["shuffles"] != steps[0]["shuffles"] for step in steps):
+            return 'the ranks shuffle the samples by different seeds (see "Random numbers")'
+        if not all(step["known"] for step in steps):
+            others = any(len(step["names"]) != len(one["names"]) for step in steps)
+            raise Verdict(1 if others else 2, f"step {number + 1}: the optimizer has other parameters, or in another order")
+        if names := self.wrong(one, steps, "before"):
+            if number or self.offset:
+                return f'weights were changed, or not loaded{names} (see "Load first, then DDP")'
+            return f'other initial weights{names}: does one script draw more numbers before? (see "What your script has")'
+        if option := self.other_option(one, steps):
+            return option
+        names = self.wrong(one, steps, "gradients")
+        if names or not all(near(one["norms"], step["norms"]) for step in steps):
+            return self.sample_fault(number, one, steps) or self.gradient_fault(one, steps, names)
+        names = self.wrong(one, steps, "after")
+        return names and f"the gradients agree, the optimizer's step does not{names}"
+
+    def wrong(self, one, steps, kind):
+        """Names of tensors that differ by more than rounding on a rank."""
+        for step in steps:
+            fine = self.shares(one, step, kind) <= max(1, NOISE * self.noise.get(kind, 0))
+            if names := [str(name) for name, right in zip(one["names"], fine) if not right]:
+                return f": {', '.join(names[:3])}{', …' if names[3:] else ''} on rank {step['rank']}"
+        return ""
+
+    def other_option(self, one, steps):
+        """Of a parameter, such as its learning rate; or what is on, such as dropout."""
+        advice = ': is the optimizer loaded? (see "Load first, then DDP")' if self.offset else ' (see "What your script has")'
+        for step in steps:
+            for mine, others in [(one["switches"], step["switches"]), *zip(one["options"], step["options"])]:
+                for name in mine | others:
+                    was, now = mine.get(name, False), others.get(name, False)
+                    rounded = isinstance(was, float) and near([was], [now], 1e-4)
+                    if was != now and None not in (was, now) and not rounded:
+                        return f"{name} {now} instead of {was} on rank {step['rank']}{advice}"
+        return ""
+
+    def sample_fault(self, number, one, steps):
+        parts = [step["samples"] for step in steps]
+        if same_samples(one["samples"], parts):
+            return ""
+        for before in range(number):
+            if same_samples(self.base[before]["samples"], parts):
+                return f'the samples are those of step {before + 1} again: is set_epoch missing? (see "Two routes")'
+        if self.offset:
+            return 'other samples than in the unbroken run: is their order seeded in each epoch? (see "Random numbers")'
+        for dimension in (0, 1):
+            found = [f"{sample:.5g}" for part in parts for sample in part[dimension]]
+            fed = {f"{sample:.5g}" for step in self.base for sample in step["samples"][dimension]}
+            if sum(sample in fed for sample in found) > 0.9 * len(found):  # the original has them too, in some step
+                size = len(one["samples"][dimension])
+                if len(found) == len(steps) * size and not number:
+                    return 'each rank takes a full-size batch, not batch_size // world_size (see "Two routes")'
+                return f'other samples, or some repeated: {len(found)} instead of {size} (see "Two routes")'
+        return "samples or values that the original never feeds its model" + self.random(one, steps, one["workers"])
+
+    def random(self, one, steps, workers=False):
+        """Random numbers of each rank's own are no fault, but hide one."""
+        if workers or (one["drawn"] and all(step["drawn"] for step in steps) and len({step["drawn"] for step in steps}) > 1):
+            raise Verdict(2, 'each rank draws its own random numbers: turn augmentation and noise off in both (see "Check it")')
+        return '; do the ranks draw alike what must differ? (see "Random numbers")' if one["drawn"] else ""
+
+    def split(self):
+        """Whether the ranks do not each compute what the original does."""
+        pairs = [(one["samples"][0], step["samples"][0]) for steps in self.ranks for one, step in zip(self.base, steps)]
+        return len(self.ranks) == 1 or not all(len(mine) > 1 and alike(mine, others) for mine, others in pairs)
+
+    def gradient_fault(self, one, steps, names):
+        """Of what the gradients of one step can have, the first that fits."""
+        if self.offset:
+            return f'gradients differ, samples do not{names}: is dropout seeded in each epoch? (see "Random numbers")'
+        base, first, *others = (torch.tensor(step["gradients"]) for step in (one, *steps))
+        norm = base[:, 0].norm()
+        scale = torch.tensor([1, norm, norm ** 2])
+        if not all(torch.allclose(other / scale, first / scale, rtol=1e-2, atol=1e-4) for other in others):
+            return 'the ranks have different gradients, not averaged: does it go around DDP? (see "Training goes through DDP")'
+        if len(steps[0]["norms"]) != len(one["norms"]) or not all(near(steps[0]["norms"], step["norms"]) for step in steps):
+            return 'gradients are clipped before they are averaged (see "Errors that vary")'
+        hint = self.random(one, steps)  # or no verdict
+        for name, value in one["buffers"].items():
+            if not all(near([value], [step["buffers"].get(name, value)]) for step in steps):
+                return f'buffer {name} differs: DDP averages only gradients; compute it from all parts (see "Losses over pairs")'
+        times = first[:, 2].sum() / norm ** 2
+        parallel = near([first[:, 1].norm()], [(times - 1).abs() * norm], 1e-3, norm)
+        times = steps[0]["norms"][0] / (one["norms"][0] or 1) if one["norms"] else float(times)  # before they are clipped
+        if parallel and not near([times], [1], 0.1):
+            return (f"all gradients are {times:.4g} times the original's: multiply a sum by world_size, but no mean "
+                    '(see "Sums and unequal parts"); unscale_ before clipping')
+        return (f"gradients differ, samples do not{names}: do parts count unequally (padding, class weights), or does the loss "
+                f'compare samples? (see "Errors that vary"){hint}')
+
+
+def gap(one, other):
+    """Relative; one unit of the last digit is nothing, unless the figure is coarse: it is not rounded otherwise by chance."""
+    a, b, (mantissa, _, exponent) = float(one), float(other), one.lower().partition("e")
+    size, distance = max(abs(a), abs(b)), abs(a - b)
+    unit = 1.01 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) if "." in mantissa else 0
+    if one == other or distance <= unit < 1e-3 * size:
+        return 0.0
+    return distance / size if distance < float("inf") else 1.0
+
+
+def by_words(lines):
+    """Numbers and text of each line, by what it has besides its numbers."""
+    found = defaultdict(list)
+    for line in filter(None, map(str.strip, lines)):
+        found[NUMBER.sub("#", line)].append(([number.replace(",", "") for number in NUMBER.findall(line)], line[:120]))
+    return found
+
+
+def compare_lines(runs, resumed=False, needed=True):
+    """Those of the same words: what differs, what cannot be compared, and how many there are."""
+    first, second, other = map(by_words, runs)
+    if resumed and ": norm " in "".join(first):
+        second = first  # the killed run's checkpoint is that of another step
+    found, left_out, count = [], [], 0
+    for words, lines in first.items():
+        if (not resumed and len(second[words]) != len(lines)) or (not needed and not other[words] and any(other.values())):
+            left_out.append(repr(lines[0][1]))  # it has a time among its words, or the other run has other words for it
+        else:
+            count += len(lines)
+            differ = differences(lines, second[words], other[words], resumed)
+            (found if second[words] or not other[words] else left_out).extend(differ)  # each start prints its own, perhaps a time
+    if found and "module." in "".join(other) and "module." not in "".join(first):
+        found = ['names begin with module., without it as of model.module.state_dict() (see "Saving")']
+    return found, left_out, count
+
+
+def differences(lines, again, others, resumed):
+    """Of lines of the same words, in their order; of a resumed run, anywhere."""
+    if not others or (len(others) != len(lines) and not resumed):
+        advice = 'is it printed by all ranks? (see "Printed by all ranks")' if others else "it is missing"
+        yield f"{len(others)} times instead of {len(lines)}: {lines[0][1]}; {advice}"
+        return
+    gaps = [[*map(gap, one, its)] for (one, _), (its, _) in zip(lines, again)]
+    moved = [*map(max, zip(*gaps))] or [0.0] * len(lines[0][0])
+    for place, (numbers, line) in enumerate(lines):
+        candidates = others if resumed else [others[place]]
+        if not any(all(move > TIME or gap(one, its) <= max(SLIGHT, NOISE * move)
+                       for one, its, move in zip(numbers, candidate, moved)) for candidate, _ in candidates):
+            yield f"{candidates[-1][1]!r} instead of {line!r}"
+
+
+def read_lines(path):
+    """Of a text; of a checkpoint, one for each value: a tensor's norm, and its direction. None if it cannot be read."""
+    with contextlib.suppress(Exception), torch.serialization.safe_globals(PICKLED):  # nothing else in it is executed
+        return [*value_lines(numpy.load(path) if path.suffix in (".npy", ".npz") else torch.load(
+            path, weights_only=True, map_location="cpu", mmap=False))]
+    with contextlib.suppress(UnicodeDecodeError):
+        return path.read_text().splitlines()
+
+
+def value_lines(value, name=""):
+    if isinstance(value, (list, tuple)) or hasattr(value, "keys"):
+        keys = value.keys() if hasattr(value, "keys") else range(len(value))
+        for key in [key for key in keys if key not in ("args", "config", "hparams")]:  # which may differ
+            yield from value_lines(value[key], f"{name}.{key}".strip("."))
+    elif isinstance(value, (torch.Tensor, numpy.ndarray)):
+        flat = torch.as_tensor(value).double().flatten().nan_to_num()
+        direction = flat @ torch.arange(1.0, len(flat) + 1).double().sin() / (flat.norm() + 1e-30)
+        yield f"{name}: norm {flat.norm():.9g} direction {direction:.5f} of {[*value.shape]}"
+    elif isinstance(value, (int, float, numpy.number)):
+        yield f"{name}: {float(value):.12g}"
