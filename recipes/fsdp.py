@@ -1,5 +1,5 @@
 """Train on one machine; torchrun starts one process per GPU:
-torchrun --standalone --nproc_per_node=4 -m recipes.fsdp 50 10
+torchrun --standalone --nproc_per_node=4 -m recipes.fsdp 50 10 --model vit
 FSDP2 shards weights, gradients and optimizer state: see docs/recipes.md"""
 import os
 import time
@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import utils
 
-BLOCKS = "EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"  # your model's repeated blocks
+# Your model's repeated blocks. If none has such a name, the whole model is gathered at once.
+BLOCKS = "EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"
 
 
 def ddp_setup(args):
