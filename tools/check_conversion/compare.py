@@ -61,7 +61,8 @@ class Training:
 
     def fault(self):
         """The first, of the number of steps and of a step."""
-        found = [f"{length} steps instead of {len(self.base)}" for length in {*map(len, self.ranks)} - {len(self.base)}]
+        newest = ": does the command resume from the newest checkpoint?" if self.offset else ""
+        found = [f"{length} steps instead of {len(self.base)}{newest}" for length in {*map(len, self.ranks)} - {len(self.base)}]
         for number, (one, *steps) in enumerate(zip(self.base, *self.ranks)):
             if fault := self.step_fault(number, one, steps):
                 return "; ".join([*found, f"step {self.offset + number + 1}: {fault}"])
@@ -95,7 +96,9 @@ class Training:
 
     def other_option(self, one, steps):
         """Of a parameter, such as its learning rate; or what is on, such as dropout."""
-        advice = ': is the optimizer loaded? (see "Load first, then DDP")' if self.offset else ' (see "What your script has")'
+        advice = ' (see "What your script has")'
+        if self.offset:
+            advice = ': are the optimizer and the schedule loaded? (see "Load first, then DDP")'
         for step in steps:
             for mine, others in [(one["switches"], step["switches"]), *zip(one["options"], step["options"])]:
                 for name in mine | others:
@@ -113,7 +116,8 @@ class Training:
             if same_samples(self.base[before]["samples"], parts):
                 return f'the samples are those of step {before + 1} again: is set_epoch missing? (see "Two routes")'
         if self.offset:
-            return 'other samples than in the unbroken run: is their order seeded in each epoch? (see "Random numbers")'
+            return ('other samples than in the unbroken run: is their order seeded in each epoch (see "Random numbers"), and are '
+                    'batches skipped that it trained on? (see "Loops of steps")')
         for dimension in (0, 1):
             found = [f"{sample:.5g}" for part in parts for sample in part[dimension]]
             fed = {f"{sample:.5g}" for step in self.base for sample in step["samples"][dimension]}
@@ -121,6 +125,8 @@ class Training:
                 size = len(one["samples"][dimension])
                 if len(found) == len(steps) * size and not number:
                     return 'each rank takes a full-size batch, not batch_size // world_size (see "Two routes")'
+                if len(found) == size:
+                    return 'other samples, or some repeated: do all ranks shuffle alike, as the original? (see "Random numbers")'
                 return f'other samples, or some repeated: {len(found)} instead of {size} (see "Two routes")'
         return "samples or values that the original never feeds its model" + self.random(one, steps, one["workers"])
 
@@ -138,7 +144,8 @@ class Training:
     def gradient_fault(self, one, steps, names):
         """Of what the gradients of one step can have, the first that fits."""
         if self.offset:
-            return f'gradients differ, samples do not{names}: is dropout seeded in each epoch? (see "Random numbers")'
+            return (f'gradients differ, samples do not{names}: is dropout seeded in each epoch, or in each step after '
+                    'the batch is taken? (see "Random numbers")')
         base, first, *others = (torch.tensor(step["gradients"]) for step in (one, *steps))
         norm = base[:, 0].norm()
         scale = torch.tensor([1, norm, norm ** 2])
@@ -191,7 +198,7 @@ def compare_lines(runs, resumed=False, needed=True):
             count += len(lines)
             differ = differences(lines, second[words], other[words], resumed)
             (found if second[words] or not other[words] else left_out).extend(differ)  # each start prints its own, perhaps a time
-    if found and "module." in "".join(other) and "module." not in "".join(first):
+    if found and "".join(other).count("module.") > "".join(first).count("module."):
         found = ['names begin with module., without it as of model.module.state_dict() (see "Saving")']
     return found, left_out, count
 
@@ -208,7 +215,8 @@ def differences(lines, again, others, resumed):
         candidates = others if resumed else [others[place]]
         if not any(all(move > TIME or gap(one, its) <= max(SLIGHT, NOISE * move)
                        for one, its, move in zip(numbers, candidate, moved)) for candidate, _ in candidates):
-            yield f"{candidates[-1][1]!r} instead of {line!r}"
+            nearest = min(candidates, key=lambda its: sum(one != other for one, other in zip(numbers, its[0])))
+            yield f"{nearest[1]!r} instead of {line!r}"
 
 
 def read_lines(path):

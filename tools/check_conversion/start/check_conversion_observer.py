@@ -174,17 +174,21 @@ class Equal:
         replace(F, "batch_norm", self.normalise)  # plain BatchNorm as SyncBatchNorm
         replace(RandomSampler, "__iter__", self.draw)  # in both scripts the same order
         replace(DistributedSampler, "__iter__", self.share_out)
-        on_call(DataLoader, "__iter__", lambda _, loader: steps.workers.append(loader.num_workers))  # they draw, unseen
+        on_call(DataLoader, "__iter__", self.begin_loading)
         on_call(torch.autocast, "__enter__", self.no_autocast)  # it rounds too much
         on_call(torch.nn.utils, "clip_grad_norm_", self.note_clip)  # norms before and after averaging differ
         on_call(torch.amp.GradScaler, "scale", lambda _, scaler, *__: steps.switch("GradScaler", scaler.is_enabled() or None))
+
+    def begin_loading(self, _, loader):
+        steps.workers.append(loader.num_workers)  # they draw, unseen
+        steps.state = random_state()  # what the loader has just drawn for them is no random number of a step
 
     def number(self, dataset, asked, drawn):
         """Of the epoch, a pass over a dataset that steps came of. Who asks for an earlier one gets its order."""
         _, epochs = self.epochs.setdefault(id(dataset), (dataset, {}))
         if count in [*epochs.values()][-1:]:
             epochs.popitem()  # no step came of it
-        steps.state = random_state()  # seeds, and what a loader draws for its workers, are no random numbers of a step
+        steps.state = random_state()  # nor are seeds
         number = [*epochs, asked].index(asked)
         if torch.is_grad_enabled():
             epochs.setdefault(asked, count)
