@@ -103,6 +103,7 @@ def words(verdict, *given):
 
 
 WHOLE = ("DataLoader(data, 12, sampler=DistributedSampler(data))", "DataLoader(data, 24, shuffle=True)")
+OWN = "DataLoader(data, batch_sampler=torch.arange(144).view(6, 24).tolist())"
 NO_EPOCH = ("    loader.sampler.set_epoch(epoch)\n", "")
 SEED = ("schedule =", "torch.manual_seed(rank)\nschedule =")
 PART = ("        optimizer.zero_grad()\n", "        x, y = x[rank::2], y[rank::2]\n        optimizer.zero_grad()\n")
@@ -159,6 +160,8 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "the whole batch on each rank": (1, [WHOLE, NO_EPOCH], "not split between ranks"),
     "an order of each rank": (1, [WHOLE, NO_EPOCH, PART, SEED], "different seeds .*Random numbers"),
     "a sum of losses": (1, [], "step 1: all gradients are 0.5 times", [(LOSS, LOSS.replace("y)", "y, reduction='sum')"))]),
+    "a sum, of batches drawn by hand": (1, [(WHOLE[0], OWN), NO_EPOCH, PART, SEED], "step 1: all gradients are 0.5 times", [
+        (WHOLE[1], OWN), (LOSS, LOSS.replace("y)", "y, reduction='sum')"))]),
     "parts that count unequally": (1, [], "step 1: gradients differ, samples do not: .* count unequally", [(LOSS, POSITIVE)]),
     "a buffer of each rank's part": (1, [], "step 2: buffer center differs: DDP averages only gradients", BUFFER),
     "other initial weights": (1, [("model =", "torch.rand(1)\nmodel =")], "step 1: other initial weights: 0.weight"),
