@@ -188,7 +188,7 @@ class Equal:
         _, epochs = self.epochs.setdefault(id(dataset), (dataset, {}))
         if count in [*epochs.values()][-1:]:
             epochs.popitem()  # no step came of it
-        steps.state = random_state()  # nor are seeds
+        steps.state = random_state()  # seeds are no random numbers of a step
         number = [*epochs, asked].index(asked)
         if torch.is_grad_enabled():
             epochs.setdefault(asked, count)
