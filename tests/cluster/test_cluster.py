@@ -44,23 +44,20 @@ def test_two_hosts_each_spawn_processes_that_train_as_one_device_and_refuse_to_r
     assert load(hosts[0].folder / "multigpu_spawn.pt")["epoch"] == 2
 
 
-def test_a_batch_job_goes_on_after_its_time_limit_and_srun_starts_the_script_itself(slurm, folder):
-    """Both nodes see the folder. Once it has saved, the job waits, so that there is something left to train, for `go`."""
-    host, _ = slurm
-    host.folder = folder
-    options = *"3 1 --device cpu".split(), *SMALL
+def test_a_batch_job_goes_on_after_its_time_limit_and_preemption_and_srun_starts_the_script_itself(slurm):
+    """Whenever it has saved, the job waits for `go`, so that there is something left to train."""
+    options = *"4 1 --device cpu".split(), *SMALL
     sbatch = f"sbatch --nodes=2 --gpus-per-node=1 --cpus-per-task=3 {ROOT}/multinode.sbatch {ROOT}/multinode.py"
-    job = host.start(*sbatch.split(), *options, before=EXACT + hold("utils.save", until="os.path.exists('go')"))
-    job.wait_for("Submitted batch job 1")
+    job = slurm.start(*sbatch.split(), *options, before=EXACT + hold("utils.save", until="os.path.exists('go')"))
     job.until(Path("multinode.pt").exists, "it saved nothing")
-    host.run("scancel", "--batch", "--signal=USR1", 1)  # as Slurm does, by --signal, before the job's time runs out
-    step = f"srun --nodes=2 --ntasks-per-node=1 --kill-on-bad-exit=1 {sys.executable} {ROOT}/multinode.py --checkpoint srun.pt"
-    srun = host.start(*step.split(), *options, before=EXACT, MASTER_ADDR=host.name, MASTER_PORT="29500")
-    job.until(lambda: "Restarts=1" in host.run("scontrol", "show", "job", 1), "it was not requeued")
+    slurm.run("scancel", "--batch", "--signal=USR1", 1)  # as Slurm does, by --signal, before the job's time runs out
+    job.until(lambda: load("multinode.pt")["epoch"] == 2, "it was not requeued")
+    step = f"srun -K -N 2 --partition=high --exclusive {sys.executable} {ROOT}/multinode.py --checkpoint s.pt"
+    srun = slurm.start(*step.split(), *options, before=EXACT, MASTER_ADDR=slurm.name, MASTER_PORT="29500")
+    job.until(lambda: "Restarts=2" in slurm.run("scontrol", "show", "job", 1), "it was not requeued when srun preempted it")
     Path("go").touch()
     assert srun.wait() == 0
-    job.until(lambda: host.run("squeue", "--noheader") == "", "it did not end")
+    job.until(lambda: "JobState=COMPLETED" in slurm.run("scontrol", "show", "job", 1), "it did not end well")
     batch = Path("slurm-1.out").read_text()
-    assert "JobState=COMPLETED" in host.run("scontrol", "show", "job", 1), batch
-    assert "multinode.pt: 1 of 3 epochs done" in batch and figures(batch) == figures(srun.stdout) == alone(3)
-    assert (batch.count("processes: 2, "), srun.stdout.count("processes: 2, ")) == (2, 1)
+    assert "multinode.pt: 2 of 4 epochs done" in batch and figures(batch) == figures(srun.stdout) == alone(4)
+    assert (batch.count("processes: 2, "), srun.stdout.count("processes: 2, ")) == (3, 1)

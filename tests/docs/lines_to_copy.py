@@ -41,6 +41,9 @@ batch, target, weight = torch.randn(12, 4), torch.randint(5, (12,)), torch.rand(
 target[5:8] = -100
 scores, labels = model(batch[part]), target[part]
 check("count = weight", F.cross_entropy(alone(batch), target, weight))
+predictions = batch[part]
+exec(block("all_gather_object(gathered"))
+torch.testing.assert_close(batch, torch.stack(globals()["gathered"], dim=1).reshape(12, 4))
 
 masks = torch.randint(2, (12, 5))
 scores, target = model(batch[part]).sigmoid(), masks[part]

@@ -38,7 +38,10 @@ SlurmdPidFile={folder}/slurmd-%n.pid
 SelectType=select/cons_tres
 GresTypes=gpu
 NodeName={a.name},{b.name} CPUs=4 Gres=gpu:1
-PartitionName=all Nodes=ALL Default=YES
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=low Nodes=ALL Default=YES GraceTime=60
+PartitionName=high Nodes=ALL PriorityTier=2
 """
 
 
@@ -78,7 +81,7 @@ def hosts(folder):
 
 @pytest.fixture
 def slurm(hosts, folder, monkeypatch):
-    """The two hosts, on which Slurm's commands work."""
+    """The first of two hosts that share this folder, on which Slurm's commands work."""
     needs("slurmctld", "slurmd", "srun")
     (folder / "slurm.conf").write_text(CONF.format(a=hosts[0], b=hosts[1], folder=folder))
     (folder / "gres.conf").write_text("Name=gpu File=/dev/null\n")
@@ -88,4 +91,5 @@ def slurm(hosts, folder, monkeypatch):
     for host in hosts:
         host.start("slurmd", "-D", "-N", host.name)
     controller.until(lambda: hosts[0].run("sh", "-c", "sinfo --noheader --format=%T || true") == "idle", "not idle")
-    return hosts
+    hosts[0].folder = folder
+    return hosts[0]

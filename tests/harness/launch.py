@@ -2,11 +2,9 @@
 
 `start` starts a script by its command line, as a user does, and returns at once a Job (processes.py), which ends at the latest
 with its test. `train` runs a script to its end, checks its status and returns what it printed. To load torch and torchvision
-takes 4.6 seconds a process, and most tests need several: so `train` starts each rank as a fork of pytest, which has loaded them,
-with the environment that torchrun would have set. multigpu_spawn.py alone, whose launcher is part of it, is always started as by
-a user. `run` does the same for any file, without the options that scripts have. All of them take `before`: lines that each
-process runs before the file, in a fork or as sitecustomize.py. There `after` lets a process do something after each call of a
-function (be killed, raise, log what it was given), and `hold` lets it wait there for another.
+takes 4.6 seconds a process, so `train` starts each rank as a fork of pytest, which has loaded them, with the environment that
+torchrun would have set; multigpu_spawn.py alone, whose launcher is part of it, it starts by its command line. `run` does the same
+for any file, without the options that scripts have. All of them take `before`: lines that each process runs before the file.
 """
 import os
 import shutil
