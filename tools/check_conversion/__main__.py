@@ -37,12 +37,15 @@ class Run:
                       for rank in sorted({note["rank"] for note in found})}
         self.lines = re.split("[\n\r]", "\n".join([*read("stdout*"), *(note["text"] for note in self.notes["line"])]))
         errors = [note["text"] for note in self.notes["error"]] + read("stderr")  # the first has led to the others
-        error = "\n".join(errors[0].strip().splitlines()[-4:])
+        lines = [line.strip() for line in errors[0].splitlines() if line.strip(" ~^")]
+        error = "\n".join(dict.fromkeys([*own_lines(lines)[-1:], *lines[-3:]]))
+        if re.search("Connection (closed|reset) by peer", error):
+            error += '\nanother rank ended without an error: do all resume, decide and call collectives alike? (see "Decisions")'
         status = 1 if who in JUDGED else 2
         for note in self.notes["stop"]:
             raise Verdict(2, note["text"])
         if waits:
-            raise Verdict(status, f'{who} hangs (see "Hangs and errors"):\n{waits}')
+            raise Verdict(status, f'{who} hangs (see "Hangs and errors"):\n{waits.replace(str(root), "")}')
         if ended in (126, 127) or (ended and re.search(NOT_HERE, error)):
             raise Verdict(2, f"{who} cannot be run here:\n{error}")
         if ended and not (notes / "kill").exists():
@@ -121,9 +124,13 @@ def where_ranks_wait(notes):
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(file.stem), signal.SIGUSR2)  # faulthandler writes, also within C++
         time.sleep(1)
-        stack = file.with_suffix(".stack").read_text().splitlines()[1:]
-        own = [line.strip() for line in stack if not re.search("/lib(64)?/python|check_conversion_observer|<fro", line)]
+        own = own_lines(file.with_suffix(".stack").read_text().splitlines())
         yield f"rank {json.loads(file.read_text().splitlines()[-1])['rank']}: {(own or ['has ended'])[0]}"
+
+
+def own_lines(stack):
+    """Those of the script, not of libraries."""
+    return [line.strip() for line in stack if 'File "' in line and not re.search("/lib(64)?/python|check_conversion_|<fro", line)]
 
 
 def check_conversion(workspace, original, converted):
@@ -174,7 +181,10 @@ def report(texts, runs, faults=(), resumed=False):
             faults.append(f"{name} is missing")
         else:
             different, unlike, count = compare_lines([lines, again, other[name]], resumed, needed=resumed or name != "printed")
-            faults += [f"{name}: {one}" for one in different]
+            faults += [f"{name}: {one}" for one in different[:4]]
+            faults += [f"{name}: {len(different) - 4} more differ"] if different[4:] else []
+            if name == "printed" and not resumed and "' instead of '" in "".join(different):
+                faults.append('is it one rank\'s figure? (see "Printed figures")')
             left_out += unlike
             same += [] if different else [f"{name} ({count} lines)"]
     texts += [f"the same: {', '.join(same)}", f"not compared: {', '.join(left_out[:5])}", *faults]

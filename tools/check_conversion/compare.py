@@ -61,7 +61,7 @@ class Training:
 
     def fault(self):
         """The first, of the number of steps and of a step."""
-        newest = ": does the command resume from the newest checkpoint?" if self.offset else ""
+        newest = ": does the command resume from the newest checkpoint, and at the next step?" if self.offset else ""
         found = [f"{length} steps instead of {len(self.base)}{newest}" for length in {*map(len, self.ranks)} - {len(self.base)}]
         for number, (one, *steps) in enumerate(zip(self.base, *self.ranks)):
             if fault := self.step_fault(number, one, steps):
@@ -116,8 +116,8 @@ class Training:
             if same_samples(self.base[before]["samples"], parts):
                 return f'the samples are those of step {before + 1} again: is set_epoch missing? (see "Two routes")'
         if self.offset:
-            return ('other samples than in the unbroken run: is their order seeded in each epoch (see "Random numbers"), and are '
-                    'batches skipped that it trained on? (see "Loops of steps")')
+            return ('other samples than in the unbroken run: are order and noise seeded in each epoch (see "Random numbers"), '
+                    'and are batches skipped that it trained on? (see "Loops of steps")')
         for dimension in (0, 1):
             found = [f"{sample:.5g}" for part in parts for sample in part[dimension]]
             fed = {f"{sample:.5g}" for step in self.base for sample in step["samples"][dimension]}
@@ -152,7 +152,7 @@ class Training:
         if not all(torch.allclose(other / scale, first / scale, rtol=1e-2, atol=1e-4) for other in others):
             return 'the ranks have different gradients, not averaged: does it go around DDP? (see "Training goes through DDP")'
         if len(steps[0]["norms"]) != len(one["norms"]) or not all(near(steps[0]["norms"], step["norms"]) for step in steps):
-            return 'gradients are clipped before they are averaged (see "Errors that vary")'
+            return 'gradients are clipped before they are averaged (see "Sums and unequal parts")'
         hint = self.random(one, steps)  # or no verdict
         for name, value in one["buffers"].items():
             if not all(near([value], [step["buffers"].get(name, value)]) for step in steps):
@@ -164,7 +164,7 @@ class Training:
             return (f"all gradients are {times:.4g} times the original's: multiply a sum by world_size, but no mean "
                     '(see "Sums and unequal parts"); unscale_ before clipping')
         return (f"gradients differ, samples do not{names}: do parts count unequally (padding, class weights), or does the loss "
-                f'compare samples? (see "Errors that vary"){hint}')
+                f'compare samples? (see "Sums and unequal parts"){hint}')
 
 
 def gap(one, other):
@@ -199,7 +199,7 @@ def compare_lines(runs, resumed=False, needed=True):
             differ = differences(lines, second[words], other[words], resumed)
             (found if second[words] or not other[words] else left_out).extend(differ)  # each start prints its own, perhaps a time
     if found and "".join(other).count("module.") > "".join(first).count("module."):
-        found = ['names begin with module., without it as of model.module.state_dict() (see "Saving")']
+        found = ['its names begin with module.: save those of model.module (see "Saving")']
     return found, left_out, count
 
 

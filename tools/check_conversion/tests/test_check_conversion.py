@@ -174,6 +174,7 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "module. in a file": (1, [("model.module.state", "model.state")], "saved model.pt: .*names begin with module"),
     "a file of two ranks": (1, [("if rank == 0:\n    torch", "torch")], "model.pt is written by ranks 0 and 1"),
     "a rank that hangs": (1, [(STEP, f"{STEP}        if rank == 0: dist.barrier()\n")], "hangs .* rank 0: File .* rank 1: File"),
+    "a rank that stops alone": (1, [("    total =", "    if epoch > rank: break\n    total =")], "another rank .*Decisions"),
     "a rank that fails": (1, [(STEP, f"{STEP}        assert rank == 0, 'no data'\n")], "ends with 1 .* AssertionError: no data"),
     "noise of each rank": (2, [SEED], "augmentation and noise", [(LOSS, "F.mse_loss(model(x + torch.randn_like(x)), y)")]),
     "plain BatchNorm": (2, [], "--sync-batchnorm", [NORM]),
