@@ -72,8 +72,8 @@ def test_what_is_wrong_on_the_second_machine_is_named(lines, says, hosts):
 
 @pytest.mark.parametrize("lines, status, says", [("", 0, "Fine."), (
     "import os, torch; torch.__version__ = os.environ['SLURMD_NODENAME']", 1, "WRONG: only on .*: torch .*\nWRONG: only on ")])
-def test_srun_starts_it_too(lines, status, says, slurm):
+def test_srun_starts_it_too(lines, status, says, slurm, hosts):
     srun = "srun", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1"
-    job = slurm[0].start(*srun, *CHECK, before=lines, MASTER_ADDR=slurm[0].name, MASTER_PORT="29500")
+    job = slurm.start(*srun, *CHECK, before=lines, MASTER_ADDR=slurm.name, MASTER_PORT="29500")
     assert bool(job.wait()) == bool(status)  # srun's own: another one if it has ended a task that waited for rank 0
-    end([job], job.wait(), rf"^{slurm[1].name}: ranks \[\d, \d\], torch", rf"^between machines: .*\nall: .*\n{says}")
+    end([job], job.wait(), rf"^{hosts[1].name}: ranks \[\d, \d\], torch", rf"^between machines: .*\nall: .*\n{says}")
