@@ -30,7 +30,7 @@ class Run:
         def read(pattern):
             return [file.read_text(errors="replace").replace(str(root), "") for file in sorted(notes.glob(pattern))]
         found = [json.loads(line) for text in read("*.jsonl") for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        self.copy, self.notes = copy, defaultdict(list)  # by what they are of
+        self.root, self.copy, self.notes = root, copy, defaultdict(list)  # by what they are of
         for one in sorted(found, key=lambda note: note["time"]):
             self.notes[one["kind"]].append(one)
         self.ranks = {rank: [note for note in self.notes["step"] if note["rank"] == rank]
@@ -162,9 +162,10 @@ def check_resume(workspace, command):
     if fault := max(Training(whole.ranks[rank][:saved], [steps[:saved]]).fault() for rank, steps in killed.ranks.items()):
         raise Verdict(2, f"the script draws other numbers in each run, is it seeded? {fault}")
     copy, killed.copy = killed.copy, shutil.copytree(killed.copy, killed.copy.parent / "when killed", symlinks=True)
-    again = workspace.run(command, "the restarted run", (copy.parent, copy), offset=saved)
-    if fault := max(Training(whole.ranks[rank][saved:], [steps], saved).fault() for rank, steps in again.ranks.items()):
-        raise Verdict(1, f"killed at step {saved + 1}, saved at {saved}: {fault}")
+    again = workspace.run(command, "the restarted run", (killed.root, copy), offset=saved)
+    for rank, steps in again.ranks.items():
+        if fault := Training(whole.ranks[rank][saved:], [steps], saved).fault():
+            raise Verdict(1, f"killed at step {saved + 1}, saved at {saved}: {fault}")
     again.lines = killed.lines + again.lines
     title = f"a killed run goes on as if it had never stopped: killed at step {saved + 1} of {length}"
     return report([title], [whole, killed, again], resumed=True)
@@ -187,7 +188,8 @@ def report(texts, runs, faults=(), resumed=False):
                 faults.append('is it one rank\'s figure? (see "Printed figures")')
             left_out += unlike
             same += [] if different else [f"{name} ({count} lines)"]
-    texts += [f"the same: {', '.join(same)}", f"not compared: {', '.join(left_out[:5])}", *faults]
+    texts += [f"the same: {', '.join(same)}",
+              f"not compared (it differs from run to run, or cannot be read): {', '.join(left_out[:5])}", *faults]
     return int(faults != []), "\n".join(text for text in texts if not text.endswith(": "))
 
 

@@ -35,6 +35,11 @@ def same_samples(mine, parts):
     return any(rows and alike(rows, union) for rows, union in zip(mine, unions)) or all(alike(mine[0], part[0]) for part in parts)
 
 
+def on_rank(step):
+    """The first that is wrong: if it is rank 0, so are all, as a rule."""
+    return f" on rank {step['rank']}" if step["rank"] else ""
+
+
 class Training:
     """Of steps: those of the original, from its step `offset` on; those of each rank of another run."""
 
@@ -63,6 +68,8 @@ class Training:
         """The first, of the number of steps and of a step."""
         newest = ": does the command resume from the newest checkpoint, and at the next step?" if self.offset else ""
         found = [f"{length} steps instead of {len(self.base)}{newest}" for length in {*map(len, self.ranks)} - {len(self.base)}]
+        if found and self.offset:
+            return "; ".join(found)  # each step is another one, so all differ
         for number, (one, *steps) in enumerate(zip(self.base, *self.ranks)):
             if fault := self.step_fault(number, one, steps):
                 return "; ".join([*found, f"step {self.offset + number + 1}: {fault}"])
@@ -91,7 +98,7 @@ class Training:
         for step in steps:
             fine = self.shares(one, step, kind) <= max(1, NOISE * self.noise.get(kind, 0))
             if names := [str(name) for name, right in zip(one["names"], fine) if not right]:
-                return f": {', '.join(names[:3])}{', …' if names[3:] else ''} on rank {step['rank']}"
+                return f": {', '.join(names[:3])}{', …' if names[3:] else ''}{on_rank(step)}"
         return ""
 
     def other_option(self, one, steps):
@@ -105,7 +112,7 @@ class Training:
                     was, now = mine.get(name, False), others.get(name, False)
                     rounded = isinstance(was, float) and near([was], [now], 1e-4)
                     if was != now and None not in (was, now) and not rounded:
-                        return f"{name} {now} instead of {was} on rank {step['rank']}{advice}"
+                        return f"{name} {now} instead of {was}{on_rank(step)}{advice}"
         return ""
 
     def sample_fault(self, number, one, steps):
@@ -127,7 +134,8 @@ class Training:
                     return 'each rank takes a full-size batch, not batch_size // world_size (see "Two routes")'
                 if len(found) == size:
                     return 'other samples, or some repeated: do all ranks shuffle alike, as the original? (see "Random numbers")'
-                return f'other samples, or some repeated: {len(found)} instead of {size} (see "Two routes")'
+                return (f'other samples, or some repeated: {len(found)} instead of {size}: does the number of processes divide '
+                        'the batch size, and that of all samples? (see "Two routes")')
         return "samples or values that the original never feeds its model" + self.random(one, steps, one["workers"])
 
     def random(self, one, steps, workers=False):

@@ -203,10 +203,10 @@ if os.path.exists("run.pt"):
 RESUME = {
     "nothing": ([], 0, "as if it had never stopped: killed at step 13 of 24 .*: printed .4 lines., saved model.pt .*run.pt"),
     "the optimizer": ([(OPTIMIZER, "    optimizer.param_groups[0]['lr'] = 5e-4\n")], 1, "step 13: the gradients agree, the opt"),
-    "the epoch": ([("epoch + 1}", "epoch}")], 1, "18 steps instead of 12"),
+    "the epoch": ([("epoch + 1}", "epoch}")], 1, "at 12: 18 steps instead of 12: does the command resume from"),
     "the schedule": ([(SCHEDULE, "")], 1, "saved run.pt: 'schedule.last_epoch: 2' instead of"),
     "the order": ([("    torch.manual_seed(epoch)\n", "")], 1, "step 13: other samples than in the unbroken run"),
-    "all": ([('exists("run.pt")', "exists('none')")], 1, "weights were changed, or not loaded"),
+    "the weights": ([(LOAD.format("model"), "")], 1, "weights were changed, or not loaded: 0.weight"),
     "what is saved": ([("    print", "    mean += total\n    torch.save(mean, 'mean.pt')\n    print")], 1, "mean.pt: ': norm")}
 
 
