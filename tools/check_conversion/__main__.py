@@ -163,9 +163,9 @@ def check_resume(workspace, command):
         raise Verdict(2, f"the script draws other numbers in each run, is it seeded? {fault}")
     copy, killed.copy = killed.copy, shutil.copytree(killed.copy, killed.copy.parent / "when killed", symlinks=True)
     again = workspace.run(command, "the restarted run", (killed.root, copy), offset=saved)
-    for rank, steps in again.ranks.items():
-        if fault := Training(whole.ranks[rank][saved:], [steps], saved).fault():
-            raise Verdict(1, f"killed at step {saved + 1}, saved at {saved}: {fault}")
+    faults = [Training(whole.ranks[rank][saved:], [steps], saved).fault() for rank, steps in again.ranks.items()]
+    if faults := sorted(filter(None, faults), key=lambda fault: "not loaded" not in fault):  # which led to the others
+        raise Verdict(1, f"killed at step {saved + 1}, saved at {saved}: {faults[0]}")
     again.lines = killed.lines + again.lines
     title = f"a killed run goes on as if it had never stopped: killed at step {saved + 1} of {length}"
     return report([title], [whole, killed, again], resumed=True)
