@@ -158,7 +158,8 @@ class Training:
         norm = base[:, 0].norm()
         scale = torch.tensor([1, norm, norm ** 2])
         if not all(torch.allclose(other / scale, first / scale, rtol=1e-2, atol=1e-4) for other in others):
-            return 'the ranks have different gradients, not averaged: does it go around DDP? (see "Training goes through DDP")'
+            return ('the ranks have different gradients, not averaged: does it go around DDP, or are there two backward passes? '
+                    '(see "Training goes through DDP")')
         if len(steps[0]["norms"]) != len(one["norms"]) or not all(near(steps[0]["norms"], step["norms"]) for step in steps):
             return 'gradients are clipped before they are averaged (see "Sums and unequal parts")'
         hint = self.random(one, steps)  # or no verdict
