@@ -22,6 +22,8 @@ LEFT_OUT = {".git", "__pycache__", "node_modules", ".cache", ".ipynb_checkpoints
 JUDGED = "the converted script", "the restarted run"  # if another run fails, there is no verdict
 NOT_HERE = "invalid device ordinal|Duplicate GPU|SyncBatchNorm layers only work|DTensor|check_conversion_observer"
 
+ERROR = r"[\w.]+(Error|Exception):|.*: can't open file"
+
 
 class Run:
     """What a command that has ended did and left. If it did not end well, that is the verdict."""
@@ -38,7 +40,8 @@ class Run:
         self.lines = re.split("[\n\r]", "\n".join([*read("stdout*"), *(note["text"] for note in self.notes["line"])]))
         errors = [note["text"] for note in self.notes["error"]] + read("stderr")  # the first has led to the others
         lines = [line.strip() for line in errors[0].splitlines() if line.strip(" ~^")]
-        error = "\n".join(dict.fromkeys([*own_lines(lines)[-1:], *lines[-3:]]))
+        first = next((place for place, line in enumerate(lines) if re.match(ERROR, line)), -3)
+        error = "\n".join(dict.fromkeys([*own_lines(lines)[-1:], *lines[first:][:3]]))
         if re.search("Connection (closed|reset) by peer", error):
             error += '\nanother rank ended without an error: do all resume, decide and call collectives alike? (see "Decisions")'
         status = 1 if who in JUDGED else 2

@@ -140,9 +140,10 @@ class Training:
 
     def random(self, one, steps, workers=False):
         """Random numbers of each rank's own are no fault, but hide one."""
-        if workers or (one["drawn"] and all(step["drawn"] for step in steps) and len({step["drawn"] for step in steps}) > 1):
+        generators = zip(one["drawn"], *(step["drawn"] for step in steps))  # what each has on each rank, if it has drawn
+        if workers or any(all(states) and len({*states[1:]}) > 1 for states in generators):
             raise Verdict(2, 'each rank draws its own random numbers: turn augmentation and noise off in both (see "Check it")')
-        return '; do the ranks draw alike what must differ? (see "Random numbers")' if one["drawn"] else ""
+        return '; do the ranks draw alike what must differ? (see "Random numbers")' if any(one["drawn"]) else ""
 
     def split(self):
         """Whether the ranks do not each compute what the original does."""
@@ -158,8 +159,8 @@ class Training:
         norm = base[:, 0].norm()
         scale = torch.tensor([1, norm, norm ** 2])
         if not all(torch.allclose(other / scale, first / scale, rtol=1e-2, atol=1e-4) for other in others):
-            return ('the ranks have different gradients, not averaged: does it go around DDP, or are there two backward passes? '
-                    '(see "Training goes through DDP")')
+            return ('the ranks have different gradients, not averaged: does it go around DDP, call backward twice, or unfreeze '
+                    'layers? (see "Training goes through DDP")')
         if len(steps[0]["norms"]) != len(one["norms"]) or not all(near(steps[0]["norms"], step["norms"]) for step in steps):
             return 'gradients are clipped before they are averaged (see "Sums and unequal parts")'
         hint = self.random(one, steps)  # or no verdict

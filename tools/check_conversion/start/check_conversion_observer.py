@@ -69,10 +69,11 @@ def fingerprint(rows):
     return (rows @ torch.arange(1, rows.shape[1] + 1, device=rows.device).double().sin()).tolist()
 
 
-def random_state():
-    """A number that changes when a random number is drawn, of the generators that all code shares."""
+def random_states():
+    """For each generator that all code shares, a number that changes when a random number is drawn."""
     cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else []
-    return zlib.crc32(repr([torch.get_rng_state().tolist(), cuda, numpy.random.get_state(), random.getstate()]).encode())
+    states = torch.get_rng_state().tolist(), cuda, numpy.random.get_state(), random.getstate()
+    return [zlib.crc32(repr(state).encode()) for state in states]
 
 
 def distances(mine, reference):
@@ -91,7 +92,22 @@ class Steps:
 
     def begin(self):
         self.now = {"samples": ([], []), "buffers": {}, "norms": [], "shuffles": [], "switches": {}}
-        self.state = random_state()
+        self.forget_draws()
+
+    def forget_draws(self, *_, **__):
+        """What has been drawn until now is no random number of a step."""
+        self.states, self.drew = random_states(), [0, 0, 0, 0]
+
+    def drawn(self):
+        """The states of the generators that have drawn, and 0 for the others."""
+        return [state * (drew > 0 or state != before) for state, before, drew in zip(random_states(), self.states, self.drew)]
+
+    def seed(self, usual, *given, **named):
+        """A seed changes a generator, but draws nothing."""
+        self.drew = self.drawn()
+        result = usual(*given, **named)
+        self.states = random_states()
+        return result
 
     def switch(self, name, value):
         """What is on in a step. None: the script has it on, but it works on GPUs only."""
@@ -130,7 +146,7 @@ class Steps:
         self.reference = found if known else self.mine
         self.now |= {
             "names": [self.names.get(id(one)) for one in self.parameters], "workers": any(self.workers), "known": known,
-            "drawn": FORCE and (random_state() != self.state) * random_state(),
+            "drawn": self.drawn() if FORCE else [],
             "options": [{name: value for name, value in groups[one].items() if isinstance(value, (float, tuple))}
                         | {"initial_lr": 0.0, "lr": float(groups[one].get("lr", 0))} for one in self.parameters]}
         for one, gradient in zip(self.parameters, self.reference["gradients"] if FORCE else ()):
@@ -164,9 +180,10 @@ class Equal:
 
     def __init__(self):
         self.epochs = {}  # by dataset: for each what its sampler was asked for, and the steps before it
-        for seed in (torch.manual_seed, random.seed, numpy.random.seed):
-            seed(0)
-        steps.begin()
+        for owner, name in ((torch, "manual_seed"), (random, "seed"), (numpy.random, "seed")):
+            getattr(owner, name)(0)
+            replace(owner, name, steps.seed)
+        on_call(torch.optim.Optimizer, "__init__", steps.forget_draws)  # initial weights
         for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
             replace(F, name, self.drop_nothing)
         replace(F, "scaled_dot_product_attention", lambda usual, query, key, value, mask=None, dropout_p=0.0, *given, **named: (
@@ -181,14 +198,14 @@ class Equal:
 
     def begin_loading(self, _, loader):
         steps.workers.append(loader.num_workers)  # they draw, unseen
-        steps.state = random_state()  # what the loader has just drawn for them is no random number of a step
+        steps.forget_draws()  # what the loader has just drawn for them
 
     def number(self, dataset, asked, drawn):
         """Of the epoch, a pass over a dataset that steps came of. Who asks for an earlier one gets its order."""
         _, epochs = self.epochs.setdefault(id(dataset), (dataset, {}))
         if count in [*epochs.values()][-1:]:
             epochs.popitem()  # no step came of it
-        steps.state = random_state()  # seeds are no random numbers of a step
+        steps.forget_draws()  # seeds
         number = [*epochs, asked].index(asked)
         if torch.is_grad_enabled():
             epochs.setdefault(asked, count)
