@@ -103,9 +103,9 @@ def words(verdict, *given):
 
 
 WHOLE = ("DataLoader(data, 12, sampler=DistributedSampler(data))", "DataLoader(data, 24, shuffle=True)")
-OWN = "DataLoader(data, batch_sampler=torch.arange(144).view(6, 24).tolist())"
+OWN = "[data[start:start + 24] for start in range(0, 144, 24)]"
 NO_EPOCH = ("    loader.sampler.set_epoch(epoch)\n", "")
-SEED = ("schedule =", "torch.manual_seed(rank)\nschedule =")
+SEED = ("schedule =", "torch.manual_seed(7 + rank)\nschedule =")
 PART = ("        optimizer.zero_grad()\n", "        x, y = x[rank::2], y[rank::2]\n        optimizer.zero_grad()\n")
 RNN = [(MODEL, "Net()"), (LOSS, "F.mse_loss(model(x.view(-1, 2, 2).transpose(0, 1)), y)"), ("x = torch.randn", """
 class Net(nn.Module):
