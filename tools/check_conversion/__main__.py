@@ -19,16 +19,16 @@ from pathlib import Path
 from compare import Training, Verdict, compare_lines, read_lines
 
 LEFT_OUT = {".git", "__pycache__", "node_modules", ".cache", ".ipynb_checkpoints"}
-JUDGED = "the converted script", "the restarted run"  # if another run fails, there is no verdict
+JUDGED = "the converted script", "the restarted run"  # if one of these fails, that is the verdict; of others, there is none
 NOT_HERE = "invalid device ordinal|Duplicate GPU|SyncBatchNorm layers only work|DTensor|check_conversion_observer"
 
 ERROR = r"[\w.]+(Error|Exception):|.*: can't open file"
 
 
 class Run:
-    """What a command that has ended did and left. If it did not end well, that is the verdict."""
+    """What a command that has ended did and left."""
 
-    def __init__(self, who, root, copy, notes, ended, waits):
+    def __init__(self, root, copy, notes):
         def read(pattern):
             return [file.read_text(errors="replace").replace(str(root), "") for file in sorted(notes.glob(pattern))]
         found = [json.loads(line) for text in read("*.jsonl") for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -37,24 +37,28 @@ class Run:
             self.notes[one["kind"]].append(one)
         self.ranks = {rank: [note for note in self.notes["step"] if note["rank"] == rank]
                       for rank in sorted({note["rank"] for note in found})}
-        self.lines = re.split("[\n\r]", "\n".join([*read("stdout*"), *(note["text"] for note in self.notes["line"])]))
-        errors = [note["text"] for note in self.notes["error"]] + read("stderr")  # the first has led to the others
-        lines = [line.strip() for line in errors[0].splitlines() if line.strip(" ~^")]
-        first = next((place for place, line in enumerate(lines) if re.match(ERROR, line)), -3)
-        error = "\n".join(dict.fromkeys([*own_lines(lines)[-1:], *lines[first:][:3]]))
+        self.lines = re.split("[\n\r]", "\n".join(read("stdout*")))
+        first = ([note["text"] for note in self.notes["error"]] + read("stderr"))[0]  # it has led to the other ranks' errors
+        lines = [line.strip() for line in first.splitlines() if line.strip(" ~^")]
+        begin = next((place for place, line in enumerate(lines) if re.match(ERROR, line)), -3)
+        self.error = "\n".join(dict.fromkeys([*own_lines(lines)[-1:], *lines[begin:][:3]]))  # each of them once
+
+    def judge(self, who, ended, killed, waits):
+        """If it did not end well, that is the verdict."""
+        status, error = 1 if who in JUDGED else 2, self.error
         if re.search("Connection (closed|reset) by peer", error):
             error += '\nanother rank ended without an error: do all resume, decide and call collectives alike? (see "Decisions")'
-        status = 1 if who in JUDGED else 2
         for note in self.notes["stop"]:
             raise Verdict(2, note["text"])
         if waits:
-            raise Verdict(status, f'{who} hangs (see "Hangs and errors"):\n{waits.replace(str(root), "")}')
+            raise Verdict(status, f'{who} hangs (see "Hangs and errors"):\n{waits}')
         if ended in (126, 127) or (ended and re.search(NOT_HERE, error)):
             raise Verdict(2, f"{who} cannot be run here:\n{error}")
-        if ended and not (notes / "kill").exists():
+        if ended and not killed:
             raise Verdict(status, f'{who} ends with {ended} (see "Hangs and errors"):\n{error}')
         if not self.notes["step"]:
             raise Verdict(2, f"no optimizer takes a step in {who}; does it resume a file? --without leaves it out\n{error}")
+        return self
 
 
 class Workspace:
@@ -88,7 +92,7 @@ class Workspace:
         notes, other = (Path(tempfile.mkdtemp(dir=self.home)) for _ in range(2))
         settings = {"home": str(self.home), "notes": str(notes), "copy": str(copy), **self.settings, **how}
         environment = {
-            **os.environ, "CHECK_CONVERSION": json.dumps(settings), "PWD": str(copy), "TMPDIR": str(other),
+            **os.environ, "CHECK_CONVERSION": json.dumps(settings), "TMPDIR": str(other),
             "PYTHONPATH": f"{Path(__file__).resolve().parent}/start:{os.environ.get('PYTHONPATH', '')}".rstrip(":"),
             "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "TORCH_COMPILE_DISABLE": "1", "NVIDIA_TF32_OVERRIDE": "0",
             "WANDB_MODE": "offline", **({"TZ": "LATER-24:31:17"} if "nudge" in how else {})}  # another day, minute and second
@@ -109,7 +113,7 @@ class Workspace:
             kill_all(str(notes).encode())
         if changed := [path for path, before in self.linked.items() if not path.exists() or path.stat().st_mtime_ns != before]:
             raise Verdict(2, f"{changed[0]} was changed: it is large, so it is linked, not copied; --without leaves it out")
-        return Run(who, root, copy, notes, started.wait(), waits)
+        return Run(root, copy, notes).judge(who, started.wait(), (notes / "kill").exists(), waits.replace(str(root), ""))
 
 
 def kill_all(mark):
@@ -142,12 +146,13 @@ def check_conversion(workspace, original, converted):
     other = workspace.run(converted, "the converted script")
     training = Training(first.ranks[0], [*other.ranks.values()])
     training.measure(second.ranks[0])
-    not_split = "" if training.split() else "not split between ranks: each of them computes the whole batch"
-    if faults := [fault for fault in (not_split, training.fault()) if fault]:
-        raise Verdict(1, "; ".join(faults))
-    writers = {(note["file"], note["rank"]) for note in other.notes["wrote"] if (other.copy / note["file"]).is_file()}
-    several = [f'{file} is written by ranks {rank} and {more} (see "Saving")' for file, rank in sorted(writers)
-               for one, more in writers if one == file and more > rank]
+    if fault := training.fault():
+        raise Verdict(1, fault)
+    writers = defaultdict(set)
+    for note in other.notes["wrote"]:
+        writers[note["file"]].add(note["rank"])
+    several = [f'{file} is written by ranks {", ".join(map(str, sorted(ranks)))} (see "Saving")'
+               for file, ranks in sorted(writers.items()) if len(ranks) > 1 and (other.copy / file).is_file()]
     texts = [f"the same training: {len(training.base)} steps with {len(other.ranks)} processes", "in the check alone: both "
              "shuffle as DistributedSampler does, without dropout or autocast; BatchNorm is as its option says, on CPUs too"]
     return report(texts, [first, second, other], several)
@@ -162,9 +167,11 @@ def check_resume(workspace, command):
         raise Verdict(2, "it saves nothing before its last step")
     saved = saves[len(saves) // 2]
     killed = workspace.run(command, "the killed run", nudge=True, kill=saved + 1)
-    if fault := max(Training(whole.ranks[rank][:saved], [steps[:saved]]).fault() for rank, steps in killed.ranks.items()):
-        raise Verdict(2, f"the script draws other numbers in each run, is it seeded? {fault}")
-    copy, killed.copy = killed.copy, shutil.copytree(killed.copy, killed.copy.parent / "when killed", symlinks=True)
+    faults = [Training(whole.ranks[rank][:saved], [steps[:saved]]).fault() for rank, steps in killed.ranks.items()]
+    if any(faults):
+        raise Verdict(2, f"the script draws other numbers in each run, is it seeded? {max(faults)}")
+    copy = killed.copy
+    killed.copy = shutil.copytree(copy, copy.parent / "when killed", symlinks=True)
     again = workspace.run(command, "the restarted run", (killed.root, copy), offset=saved)
     faults = [Training(whole.ranks[rank][saved:], [steps], saved).fault() for rank, steps in again.ranks.items()]
     if faults := sorted(filter(None, faults), key=lambda fault: "not loaded" not in fault):  # which led to the others

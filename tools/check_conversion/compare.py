@@ -30,14 +30,17 @@ def alike(samples, others):
 
 
 def same_samples(mine, parts):
-    """Whether the ranks' parts are the original's samples, in dimension 0 or 1; or each has what all have, such as a mask."""
+    """Whether the ranks' parts together are the original's samples, in dimension 0 or 1; or each part is all of them."""
     unions = [[sample for part in parts for sample in part[dimension]] for dimension in (0, 1)]
     return any(rows and alike(rows, union) for rows, union in zip(mine, unions)) or all(alike(mine[0], part[0]) for part in parts)
 
 
-def on_rank(step):
-    """The first that is wrong: if it is rank 0, so are all, as a rule."""
-    return f" on rank {step['rank']}" if step["rank"] else ""
+def excess(one, step, kind):
+    """How far each of a step's tensors is from the original's, in multiples of what it may be."""
+    norms = torch.tensor(one[kind])[:, 0]
+    limits = {"before": 1e-6 * norms, "after": 1e-6 * norms + 1e-4 * torch.tensor(one["update"]),
+              "gradients": 1e-4 * norms + 5e-6 * norms.norm()}[kind]
+    return torch.tensor(step[kind])[:, 1] / (limits + 1e-30)
 
 
 class Training:
@@ -45,13 +48,6 @@ class Training:
 
     def __init__(self, base, ranks, offset=0):
         self.base, self.ranks, self.offset, self.noise = base, ranks, offset, {}
-
-    def shares(self, one, step, kind):
-        """How far each tensor is away, of what it may be: parts of its own norm, of all gradients."""
-        norms = torch.tensor(one[kind])[:, 0]
-        limits = {"before": 1e-6 * norms, "after": 1e-6 * norms + 1e-4 * torch.tensor(one["update"]),
-                  "gradients": 1e-4 * norms + 5e-6 * norms.norm()}[kind]
-        return torch.tensor(step[kind])[:, 1] / (limits + 1e-30)
 
     def measure(self, second):
         """The most that rounding moves a tensor, in the original's second run."""
@@ -62,12 +58,15 @@ class Training:
             if not distances.norm() <= MOST * norms.norm():  # or one of them is not finite
                 raise Verdict(2, f'rounding, no seed or NaN decides step {number} of the original (see "Check it")')
             for kind in ("before", "gradients", "after"):
-                self.noise[kind] = max(self.noise.get(kind, 0), float(self.shares(step, step, kind).max()))
+                self.noise[kind] = max(self.noise.get(kind, 0), float(excess(step, step, kind).max()))
 
     def fault(self):
         """The first, of the number of steps and of a step."""
         newest = ": does the command resume from the newest checkpoint, and at the next step?" if self.offset else ""
-        found = [f"{length} steps instead of {len(self.base)}{newest}" for length in {*map(len, self.ranks)} - {len(self.base)}]
+        lengths = {len(steps) for steps in self.ranks if len(steps) != len(self.base)}
+        found = [f"{length} steps instead of {len(self.base)}{newest}" for length in lengths]
+        if self.whole_on_each_rank():
+            found.insert(0, "not split between ranks: each of them computes the whole batch")
         if found and self.offset:
             return "; ".join(found)  # each step is another one, so all differ
         for number, (one, *steps) in enumerate(zip(self.base, *self.ranks)):
@@ -79,8 +78,9 @@ class Training:
         if any(step["shuffles"] != steps[0]["shuffles"] for step in steps):
             return 'the ranks shuffle the samples by different seeds (see "Random numbers")'
         if not all(step["known"] for step in steps):
-            others = any(len(step["names"]) != len(one["names"]) for step in steps)
-            raise Verdict(1 if others else 2, f"step {number + 1}: the optimizer has other parameters, or in another order")
+            if any(len(step["names"]) != len(one["names"]) for step in steps):
+                return "the optimizer has other parameters"
+            raise Verdict(2, f"step {number + 1}: the optimizer has its parameters in another order, or of other shapes")
         if names := self.wrong(one, steps, "before"):
             if number or self.offset:
                 return f'weights were changed, or not loaded{names} (see "Load first, then DDP")'
@@ -96,9 +96,9 @@ class Training:
     def wrong(self, one, steps, kind):
         """Names of tensors that differ by more than rounding on a rank."""
         for step in steps:
-            fine = self.shares(one, step, kind) <= max(1, NOISE * self.noise.get(kind, 0))
+            fine = excess(one, step, kind) <= max(1, NOISE * self.noise.get(kind, 0))
             if names := [str(name) for name, right in zip(one["names"], fine) if not right]:
-                return f": {', '.join(names[:3])}{', …' if names[3:] else ''}{on_rank(step)}"
+                return f": {', '.join(names[:3])}{', …' if names[3:] else ''} (first on rank {step['rank']})"
         return ""
 
     def other_option(self, one, steps):
@@ -112,7 +112,7 @@ class Training:
                     was, now = mine.get(name, False), others.get(name, False)
                     rounded = isinstance(was, float) and near([was], [now], 1e-4)
                     if was != now and None not in (was, now) and not rounded:
-                        return f"{name} {now} instead of {was}{on_rank(step)}{advice}"
+                        return f"{name} {now} instead of {was} (first on rank {step['rank']}){advice}"
         return ""
 
     def sample_fault(self, number, one, steps):
@@ -136,19 +136,18 @@ class Training:
                     return 'other samples, or some repeated: do all ranks shuffle alike, as the original? (see "Random numbers")'
                 return (f'other samples, or some repeated: {len(found)} instead of {size}: does the number of processes divide '
                         'the batch size, and that of all samples? (see "Two routes")')
-        return "samples or values that the original never feeds its model" + self.random(one, steps, one["workers"])
+        return "samples or values that the original never feeds its model" + self.random_hint(one, steps, one["workers"])
 
-    def random(self, one, steps, workers=False):
-        """Random numbers of each rank's own are no fault, but hide one."""
+    def random_hint(self, one, steps, workers=False):
+        """No verdict, if ranks draw numbers of their own: they are no fault, but hide one."""
         generators = zip(one["drawn"], *(step["drawn"] for step in steps))  # what each has on each rank, if it has drawn
         if workers or any(all(states) and len({*states[1:]}) > 1 for states in generators):
             raise Verdict(2, 'each rank draws its own random numbers: turn augmentation and noise off in both (see "Check it")')
         return '; do the ranks draw alike what must differ? (see "Random numbers")' if any(one["drawn"]) else ""
 
-    def split(self):
-        """Whether the ranks do not each compute what the original does."""
+    def whole_on_each_rank(self):
         pairs = [(one["samples"][0], step["samples"][0]) for steps in self.ranks for one, step in zip(self.base, steps)]
-        return len(self.ranks) == 1 or not all(len(mine) > 1 and alike(mine, others) for mine, others in pairs)
+        return len(self.ranks) > 1 and all(len(mine) > 1 and alike(mine, others) for mine, others in pairs)
 
     def gradient_fault(self, one, steps, names):
         """Of what the gradients of one step can have, the first that fits."""
@@ -161,20 +160,15 @@ class Training:
         if not all(torch.allclose(other / scale, first / scale, rtol=1e-2, atol=1e-4) for other in others):
             return ('the ranks have different gradients, not averaged: does it go around DDP, call backward twice, or unfreeze '
                     'layers? (see "Training goes through DDP")')
-        if len(steps[0]["norms"]) != len(one["norms"]) or not all(near(steps[0]["norms"], step["norms"]) for step in steps):
-            return 'gradients are clipped before they are averaged (see "Sums and unequal parts")'
-        hint = self.random(one, steps)  # or no verdict
-        for name, value in one["buffers"].items():
-            if not all(near([value], [step["buffers"].get(name, value)]) for step in steps):
-                return f'buffer {name} differs: DDP averages only gradients; compute it from all parts (see "Losses over pairs")'
-        times = first[:, 2].sum() / norm ** 2
-        parallel = near([first[:, 1].norm()], [(times - 1).abs() * norm], 1e-3, norm)
-        times = steps[0]["norms"][0] / (one["norms"][0] or 1) if one["norms"] else float(times)  # before they are clipped
+        hint = self.random_hint(one, steps)
+        factor = first[:, 2].sum() / norm ** 2
+        parallel = near([first[:, 1].norm()], [(factor - 1).abs() * norm], 1e-3, norm)
+        times = steps[0]["norms"][0] / (one["norms"][0] or 1) if one["norms"] else float(factor)  # before they are clipped
         if parallel and not near([times], [1], 0.1):
             return (f"all gradients are {times:.4g} times the original's: multiply a sum by world_size, but no mean "
                     '(see "Sums and unequal parts"); unscale_ before clipping')
-        return (f"gradients differ, samples do not{names}: do parts count unequally (padding, class weights), or does the loss "
-                f'compare samples? (see "Sums and unequal parts"){hint}')
+        return (f"gradients differ, samples do not{names}: do parts count unequally (padding, class weights), or must the loss "
+                f'or a buffer be computed from all samples? (see "Sums and unequal parts"){hint}')
 
 
 def gap(one, other):
@@ -207,7 +201,10 @@ def compare_lines(runs, resumed=False, needed=True):
         else:
             count += len(lines)
             differ = differences(lines, second[words], other[words], resumed)
-            (found if second[words] or not other[words] else left_out).extend(differ)  # each start prints its own, perhaps a time
+            if second[words] or not other[words]:
+                found += differ
+            else:
+                left_out += differ  # a run that is resumed prints it at each start, and it may be a time
     if found and "".join(other).count("module.") > "".join(first).count("module."):
         found = ['its names begin with module.: save those of model.module (see "Saving")']
     return found, left_out, count

@@ -86,12 +86,12 @@ class Steps:
     """Compares each with the original's, and goes on from that one's gradients and weights: so rounding does not add up."""
 
     def __init__(self):
-        self.names, self.inner, self.inside, self.stepping, self.workers = {}, set(), [], [], []
+        self.names, self.inner, self.inside, self.stepping, self.workers = {}, set(), [], [], False
         self.noise = torch.Generator().manual_seed(0)
         self.begin()
 
     def begin(self):
-        self.now = {"samples": ([], []), "buffers": {}, "norms": [], "shuffles": [], "switches": {}}
+        self.now = {"samples": ([], []), "norms": [], "shuffles": [], "switches": {}}
         self.forget_draws()
 
     def forget_draws(self, *_, **__):
@@ -124,14 +124,15 @@ class Steps:
             self.inner |= {id(one) for one in module.modules() if one is not module}
             self.names |= {id(one): name.removeprefix("module.") for name, one in module.named_parameters()}
 
-    def leave(self, module, given, *rest):
-        if not self.inside or (self.inside.pop() and self.inside) or id(module) in self.inner:  # checkpoints call inner ones
+    def leave(self, module, given, *rest):  # rest: named ones and the result; after an exception, the result alone
+        if not self.inside:
             return
-        for one in tensors([given, *rest[:-1]]):  # what forward was given; samples are in dimension 0, or in 1, as RNNs have them
+        self.inside.pop()
+        if self.inside or id(module) in self.inner:  # activation checkpointing calls inner ones
+            return
+        for one in tensors([given, *rest[:-1]]):  # samples are in dimension 0, or in 1, as RNNs have them
             self.now["samples"][0].extend(fingerprint(one))
             self.now["samples"][1].extend(fingerprint(one.transpose(0, 1)) if one.dim() > 1 else [])
-        self.now["buffers"] |= {name.removeprefix("module."): fingerprint(one[None])[0]
-                                for name, one in module.named_buffers() if one.is_floating_point() and one.numel()}
 
     def before(self, optimizer, given, named):
         self.stepping.append(optimizer)
@@ -145,7 +146,7 @@ class Steps:
             torch.zeros_like(one) if one.grad is None else one.grad.to_dense().clone() for one in self.parameters]}
         self.reference = found if known else self.mine
         self.now |= {
-            "names": [self.names.get(id(one)) for one in self.parameters], "workers": any(self.workers), "known": known,
+            "names": [self.names.get(id(one)) for one in self.parameters], "workers": self.workers, "known": known,
             "drawn": self.drawn() if FORCE else [],
             "options": [{name: value for name, value in groups[one].items() if isinstance(value, (float, tuple))}
                         | {"initial_lr": 0.0, "lr": float(groups[one].get("lr", 0))} for one in self.parameters]}
@@ -160,9 +161,7 @@ class Steps:
         count += 1
         self.mine["after"] = [one.detach().clone() for one in self.parameters]
         if RECORD and rank == 0:
-            torch_save(self.mine, file := HOME / f"step{count}.pt")
-            if count * file.stat().st_size > 4 * 2**30:
-                note("stop", text=f"{count} steps fill 4 GB of {HOME}: let both scripts take fewer")
+            torch_save(self.mine, HOME / f"step{count}.pt")
         update = [distance for _, distance, _ in distances(self.reference["before"], self.reference["after"])]
         note("step", update=update, **{kind: distances(self.mine[kind], self.reference[kind]) for kind in self.mine}, **self.now)
         for one, weights in zip(self.parameters, self.reference["after"] if FORCE else ()):
@@ -186,8 +185,7 @@ class Equal:
         on_call(torch.optim.Optimizer, "__init__", steps.forget_draws)  # initial weights
         for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
             replace(F, name, self.drop_nothing)
-        replace(F, "scaled_dot_product_attention", lambda usual, query, key, value, mask=None, dropout_p=0.0, *given, **named: (
-            usual(query, key, value, named.pop("attn_mask", mask), 0.0, *given, **named)))
+        replace(F, "scaled_dot_product_attention", self.attend)
         replace(F, "batch_norm", self.normalise)  # plain BatchNorm as SyncBatchNorm
         replace(RandomSampler, "__iter__", self.draw)  # in both scripts the same order
         replace(DistributedSampler, "__iter__", self.share_out)
@@ -197,14 +195,14 @@ class Equal:
         on_call(torch.amp.GradScaler, "scale", lambda _, scaler, *__: steps.switch("GradScaler", scaler.is_enabled() or None))
 
     def begin_loading(self, _, loader):
-        steps.workers.append(loader.num_workers)  # they draw, unseen
+        steps.workers |= torch.is_grad_enabled() and loader.num_workers > 0  # they draw, unseen
         steps.forget_draws()  # what the loader has just drawn for them
 
-    def number(self, dataset, asked, drawn):
-        """Of the epoch, a pass over a dataset that steps came of. Who asks for an earlier one gets its order."""
+    def epoch_number(self, dataset, asked, drawn):
+        """Counts a dataset's epochs. One that is asked for again, as without set_epoch, has its former number."""
         _, epochs = self.epochs.setdefault(id(dataset), (dataset, {}))
         if count in [*epochs.values()][-1:]:
-            epochs.popitem()  # no step came of it
+            epochs.popitem()  # no step was taken in it: the script looked at a batch
         steps.forget_draws()  # seeds
         number = [*epochs, asked].index(asked)
         if torch.is_grad_enabled():
@@ -216,16 +214,14 @@ class Equal:
         """RandomSampler draws what DistributedSampler does, and takes nothing from the default generator, as that."""
         if sampler.replacement or sampler.num_samples != len(sampler.data_source):
             return usual(sampler)
-        generator = sampler.generator or torch.default_generator
-        state, drawn = generator.get_state(), hash((*usual(sampler),))
-        generator.set_state(state)
-        seeded = torch.Generator().manual_seed(self.number(sampler.data_source, count, drawn))
+        drawn = zlib.crc32((sampler.generator or torch.default_generator).get_state().numpy().tobytes())
+        seeded = torch.Generator().manual_seed(self.epoch_number(sampler.data_source, count, drawn))
         return iter(torch.randperm(sampler.num_samples, generator=seeded, device="cpu").tolist())
 
     def share_out(self, usual, sampler):
         asked = sampler.seed, sampler.epoch
         if sampler.shuffle:
-            sampler.seed, sampler.epoch = 0, self.number(sampler.dataset, asked, sampler.seed)
+            sampler.seed, sampler.epoch = 0, self.epoch_number(sampler.dataset, asked, sampler.seed)
         order = usual(sampler)
         sampler.seed, sampler.epoch = asked
         return order
@@ -234,6 +230,11 @@ class Equal:
         if training and p:
             steps.switch("dropout", p)
         return input if inplace or not training else input.clone()
+
+    def attend(self, usual, query, key, value, attn_mask=None, dropout_p=0.0, *given, **named):
+        if dropout_p:
+            steps.switch("dropout", dropout_p)
+        return usual(query, key, value, attn_mask, 0.0, *given, **named)
 
     def no_autocast(self, _, context):
         on = torch.is_autocast_enabled(context.device)
@@ -267,7 +268,8 @@ class Output:
 
     def watch(self, event, given):
         flags = (given[2] or 0) & WRITES if event == "open" else 0
-        for path in given[:1] if flags else given if event in CHANGES else ():
+        paths = given if event in CHANGES else given[:1] if flags else ()
+        for path in paths:
             if not isinstance(path, (str, bytes, os.PathLike)) or (event == "os.mkdir" and os.path.isdir(path)):
                 continue  # to make a folder that exists is an error of its own
             real = Path(os.path.realpath(os.fsdecode(path)))
@@ -278,22 +280,23 @@ class Output:
 
     def save(self, usual, obj, f, *given, **named):
         if isinstance(f, (str, os.PathLike)):
-            sys.audit("open", f, "wb", os.O_WRONLY)  # torch opens it in C++, which Python does not see
+            self.watch("open", (f, "wb", os.O_WRONLY))  # torch opens it in C++, which Python does not see
         usual(obj, f, *given, **named)
         note("saved")
 
     def note_log(self, _, handler, record):
         """Of the script's own loggers, what goes to stderr."""
         if handler.stream is sys.stderr and record.pathname.startswith(settings["copy"]):
-            note("line", text=handler.format(record))
+            os.write(1, f"{handler.format(record)}\n".encode())
 
     def note_error(self, _, *error):
         note("error", text="".join(traceback.format_exception(*error)))
 
     def run_faster(self, clock, began):
-        """In the run that shows what is a time, for lines of the script."""
+        """For lines of the script itself: what then differs from its first run is a time."""
         now = clock()
-        return now + 1000 * (now - began) * sys._getframe(1).f_code.co_filename.startswith(settings["copy"])
+        own = sys._getframe(1).f_code.co_filename.startswith(settings["copy"])
+        return now + 1000 * (now - began) if own else now
 
 
 torch_save, output, steps = torch.save, Output(), Steps()
@@ -306,7 +309,8 @@ on_call(sys, "excepthook", output.note_error)  # the first error, which led to t
 on_call(logging.StreamHandler, "emit", output.note_log)
 replace(torch, "save", output.save)  # when a run can be killed; and its files, which Python does not see
 torch.nn.modules.module.register_module_forward_pre_hook(steps.enter)  # torch's public hooks, of all modules and optimizers
-torch.nn.modules.module.register_module_forward_hook(steps.leave, with_kwargs=True, always_call=True)
+torch.nn.modules.module.register_module_forward_hook(  # activation checkpointing ends a forward by an exception
+    steps.leave, with_kwargs=True, always_call=True)
 register_optimizer_step_pre_hook(steps.before)
 register_optimizer_step_post_hook(steps.after)
 for name in ("time", "perf_counter", "monotonic", "process_time") if NUDGE else ():

@@ -140,14 +140,6 @@ ACCUMULATED = [(f"        loss = {LOSS}\n        loss.backward()\n", """        
 """), (STEP, "        scaler.step(optimizer)\n        scaler.update()\n"),
                ("schedule =", "scaler = torch.amp.GradScaler('cpu')\nschedule =")]
 NORM = (MODEL, "nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))")
-BUFFER = [("schedule =", "model.register_buffer('center', torch.zeros(1))\nschedule ="),
-          (LOSS, f"{LOSS} + (model(x) - model.center).square().mean()"),
-          ("        total +=", "        model.center += 0.1 * y.mean()\n        total +=")]
-CLIPPED = [(STEP, f"        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n{STEP}")]
-BY_HAND = [(LOSS, LOSS.replace("model(", "model.module(")), (STEP, f"""        for one in model.parameters():
-            dist.all_reduce(one.grad)
-            one.grad /= 2
-{STEP}""")]
 POSITIVE = "(F.mse_loss(model(x), y, reduction='none') * (x[:, :1] > 0)).sum() / (x[:, 0] > 0).sum()"
 SAME = r"in the check alone: .* the same: printed \(\d lines\), saved model.pt"
 CASES = {  # status, changes of the converted script, what is said, changes of both scripts
@@ -163,16 +155,14 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "a sum, of batches drawn by hand": (1, [(WHOLE[0], OWN), NO_EPOCH, PART, SEED], "step 1: all gradients are 0.5 times", [
         (WHOLE[1], OWN), (LOSS, LOSS.replace("y)", "y, reduction='sum')"))]),
     "parts that count unequally": (1, [], "step 1: gradients differ, samples do not: .* count unequally", [(LOSS, POSITIVE)]),
-    "a buffer of each rank's part": (1, [], "step 2: buffer center differs: DDP averages only gradients", BUFFER),
     "other initial weights": (1, [("model =", "torch.rand(1)\nmodel =")], "step 1: other initial weights: 0.weight"),
     "training that goes around DDP": (1, [(LOSS, LOSS.replace("model(", "model.module("))], "averaged: does it go around DDP"),
-    "clipping before averaging": (1, BY_HAND, "clipped before they are averaged", CLIPPED),
     "a learning rate times the world size": (1, [("lr=0.05", "lr=0.05 * 2")], "step 1: lr 0.1 instead of 0.05"),
     "a schedule that is not stepped": (1, [("    schedule.step()\n", "")], "step 7: lr 0.05 instead of 0.005"),
     "a figure of one rank": (1, [("    dist.all_reduce(total)\n", "    total *= 2\n")], "the same .* printed: "),
     "lines of all ranks": (1, [("    if rank == 0:\n        print", "    print")], "4 times instead .* printed by all ranks"),
     "module. in a file": (1, [("model.module.state", "model.state")], "saved model.pt: .*names begin with module"),
-    "a file of two ranks": (1, [("if rank == 0:\n    torch", "torch")], "model.pt is written by ranks 0 and 1"),
+    "a file of two ranks": (1, [("if rank == 0:\n    torch", "torch")], "model.pt is written by ranks 0, 1"),
     "a rank that hangs": (1, [(STEP, f"{STEP}        if rank == 0: dist.barrier()\n")], "hangs .* rank 0: File .* rank 1: File"),
     "a rank that stops alone": (1, [("    total =", "    if epoch > rank: break\n    total =")], "another rank .*Decisions"),
     "a rank that fails": (1, [(STEP, f"{STEP}        assert rank == 0, 'no data'\n")], "ends with 1 .* AssertionError: no data"),
