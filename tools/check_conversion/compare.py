@@ -43,6 +43,11 @@ def excess(one, step, kind):
     return torch.tensor(step[kind])[:, 1] / (limits + 1e-30)
 
 
+def on_rank(step):
+    """The first that is wrong: if it is rank 0, so are all, as a rule."""
+    return f" on rank {step['rank']}" if step["rank"] else ""
+
+
 class Training:
     """Of steps: those of the original, from its step `offset` on; those of each rank of another run."""
 
@@ -98,7 +103,7 @@ class Training:
         for step in steps:
             fine = excess(one, step, kind) <= max(1, NOISE * self.noise.get(kind, 0))
             if names := [str(name) for name, right in zip(one["names"], fine) if not right]:
-                return f": {', '.join(names[:3])}{', …' if names[3:] else ''} (first on rank {step['rank']})"
+                return f": {', '.join(names[:3])}{', …' if names[3:] else ''}{on_rank(step)}"
         return ""
 
     def other_option(self, one, steps):
@@ -112,7 +117,7 @@ class Training:
                     was, now = mine.get(name, False), others.get(name, False)
                     rounded = isinstance(was, float) and near([was], [now], 1e-4)
                     if was != now and None not in (was, now) and not rounded:
-                        return f"{name} {now} instead of {was} (first on rank {step['rank']}){advice}"
+                        return f"{name} {now} instead of {was}{on_rank(step)}{advice}"
         return ""
 
     def sample_fault(self, number, one, steps):
@@ -160,6 +165,8 @@ class Training:
         if not all(torch.allclose(other / scale, first / scale, rtol=1e-2, atol=1e-4) for other in others):
             return ('the ranks have different gradients, not averaged: does it go around DDP, call backward twice, or unfreeze '
                     'layers? (see "Training goes through DDP")')
+        if len(steps[0]["norms"]) != len(one["norms"]) or not all(near(steps[0]["norms"], step["norms"]) for step in steps):
+            return 'gradients are clipped before they are averaged (see "Sums and unequal parts")'
         hint = self.random_hint(one, steps)
         factor = first[:, 2].sum() / norm ** 2
         parallel = near([first[:, 1].norm()], [(factor - 1).abs() * norm], 1e-3, norm)

@@ -11,6 +11,7 @@ import time
 import traceback
 import zlib
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy
 import torch
@@ -86,7 +87,7 @@ class Steps:
     """Compares each with the original's, and goes on from that one's gradients and weights: so rounding does not add up."""
 
     def __init__(self):
-        self.names, self.inner, self.inside, self.stepping, self.workers = {}, set(), [], [], False
+        self.names, self.inner, self.inside, self.stepping, self.workers = {}, WeakSet(), [], [], False
         self.noise = torch.Generator().manual_seed(0)
         self.begin()
 
@@ -121,14 +122,14 @@ class Steps:
         if self.inside or (torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters())):
             self.inside.append(module)
         if len(self.inside) == 1:
-            self.inner |= {id(one) for one in module.modules() if one is not module}
+            self.inner.update(one for one in module.modules() if one is not module)
             self.names |= {id(one): name.removeprefix("module.") for name, one in module.named_parameters()}
 
     def leave(self, module, given, *rest):  # rest: named ones and the result; after an exception, the result alone
         if not self.inside:
             return
         self.inside.pop()
-        if self.inside or id(module) in self.inner:  # activation checkpointing calls inner ones
+        if self.inside or module in self.inner:  # activation checkpointing calls inner ones
             return
         for one in tensors([given, *rest[:-1]]):  # samples are in dimension 0, or in 1, as RNNs have them
             self.now["samples"][0].extend(fingerprint(one))

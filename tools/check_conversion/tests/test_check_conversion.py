@@ -140,6 +140,11 @@ ACCUMULATED = [(f"        loss = {LOSS}\n        loss.backward()\n", """        
 """), (STEP, "        scaler.step(optimizer)\n        scaler.update()\n"),
                ("schedule =", "scaler = torch.amp.GradScaler('cpu')\nschedule =")]
 NORM = (MODEL, "nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))")
+CLIPPED = [(STEP, f"        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n{STEP}")]
+BY_HAND = [(LOSS, LOSS.replace("model(", "model.module(")), (STEP, f"""        for one in model.parameters():
+            dist.all_reduce(one.grad)
+            one.grad /= 2
+{STEP}""")]
 POSITIVE = "(F.mse_loss(model(x), y, reduction='none') * (x[:, :1] > 0)).sum() / (x[:, 0] > 0).sum()"
 SAME = r"in the check alone: .* the same: printed \(\d lines\), saved model.pt"
 CASES = {  # status, changes of the converted script, what is said, changes of both scripts
@@ -157,6 +162,7 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "parts that count unequally": (1, [], "step 1: gradients differ, samples do not: .* count unequally", [(LOSS, POSITIVE)]),
     "other initial weights": (1, [("model =", "torch.rand(1)\nmodel =")], "step 1: other initial weights: 0.weight"),
     "training that goes around DDP": (1, [(LOSS, LOSS.replace("model(", "model.module("))], "averaged: does it go around DDP"),
+    "clipping before averaging": (1, BY_HAND, "clipped before they are averaged", CLIPPED),
     "a learning rate times the world size": (1, [("lr=0.05", "lr=0.05 * 2")], "step 1: lr 0.1 instead of 0.05"),
     "a schedule that is not stepped": (1, [("    schedule.step()\n", "")], "step 7: lr 0.05 instead of 0.005"),
     "a figure of one rank": (1, [("    dist.all_reduce(total)\n", "    total *= 2\n")], "the same .* printed: "),
