@@ -45,10 +45,12 @@ predictions = batch[part]
 exec(block("all_gather_object(gathered"))
 torch.testing.assert_close(batch, torch.stack(globals()["gathered"], dim=1).reshape(12, 4))
 
-masks = torch.randint(2, (12, 5))
-scores, target = model(batch[part]).sigmoid(), masks[part]
-whole = alone(batch).sigmoid()
-check("overlap, area = Gather", 1 - 2 * (whole * masks).sum() / (whole + masks).sum())
+masks, labels = torch.randint(2, (12, 5)), torch.randint(5, (12,))
+mine, whole = model(batch[part]), alone(batch)
+scores, target = mine.sigmoid(), masks[part]
+cross_entropy = F.cross_entropy(mine, labels[part], reduction="sum") / 12
+dice = 1 - 2 * (whole.sigmoid() * masks).sum() / (whole.sigmoid() + masks).sum()
+check("overlap, area = Gather", dice + F.cross_entropy(whole, labels))
 
 weights = torch.rand(30)
 exec(block("class WeightedSampler"))

@@ -57,7 +57,8 @@ class Run:
         if ended and not killed:
             raise Verdict(status, f'{who} ends with {ended} (see "Hangs and errors"):\n{error}')
         if not self.notes["step"]:
-            raise Verdict(2, f"no optimizer takes a step in {who}; does it resume a file? --without leaves it out\n{error}")
+            raise Verdict(2, f"no optimizer takes a step in {who}: does it resume a file, which --without leaves "
+                          f"out, or update weights by hand, without torch.optim?\n{error}")
         return self
 
 

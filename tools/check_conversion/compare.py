@@ -108,10 +108,10 @@ class Training:
 
     def other_option(self, one, steps):
         """Of a parameter, such as its learning rate; or what is on, such as dropout."""
-        advice = ' (see "What your script has")'
-        if self.offset:
-            advice = ': are the optimizer and the schedule loaded? (see "Load first, then DDP")'
         for step in steps:
+            advice = ' (see "Decisions")' if step["rank"] else ' (see "What your script has")'  # if rank 0 is right
+            if self.offset:
+                advice = ': are the optimizer and the schedule loaded? (see "Load first, then DDP")'
             for mine, others in [(one["switches"], step["switches"]), *zip(one["options"], step["options"])]:
                 for name in mine | others:
                     was, now = mine.get(name, False), others.get(name, False)

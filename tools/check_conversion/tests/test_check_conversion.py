@@ -165,6 +165,7 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "clipping before averaging": (1, BY_HAND, "clipped before they are averaged", CLIPPED),
     "a learning rate times the world size": (1, [("lr=0.05", "lr=0.05 * 2")], "step 1: lr 0.1 instead of 0.05"),
     "a schedule that is not stepped": (1, [("    schedule.step()\n", "")], "step 7: lr 0.05 instead of 0.005"),
+    "a schedule of rank 0 alone": (1, [("    schedule.step()", "    if rank == 0: schedule.step()")], "on rank 1 .*Decisions"),
     "a figure of one rank": (1, [("    dist.all_reduce(total)\n", "    total *= 2\n")], "the same .* printed: "),
     "lines of all ranks": (1, [("    if rank == 0:\n        print", "    print")], "4 times instead .* printed by all ranks"),
     "module. in a file": (1, [("model.module.state", "model.state")], "saved model.pt: .*names begin with module"),
