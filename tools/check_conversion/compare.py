@@ -140,7 +140,7 @@ class Training:
                 if len(found) == size:
                     return 'other samples, or some repeated: do all ranks shuffle alike, as the original? (see "Random numbers")'
                 return (f'other samples, or some repeated: {len(found)} instead of {size}: does the number of processes divide '
-                        'the batch size, and that of all samples? (see "Two routes")')
+                        'the batch size, and that of all samples? Is dimension 0 the batch? (see "Two routes")')
         return "samples or values that the original never feeds its model" + self.random_hint(one, steps, one["workers"])
 
     def random_hint(self, one, steps, workers=False):
