@@ -69,9 +69,8 @@ class Training:
         """The first, of the number of steps and of a step."""
         newest = ": does the command resume from the newest checkpoint, and at the next step?" if self.offset else ""
         lengths = {len(steps) for steps in self.ranks if len(steps) != len(self.base)}
-        found = [f"{length} steps instead of {len(self.base)}{newest}" for length in lengths]
-        if self.whole_on_each_rank():
-            found.insert(0, "not split between ranks: each of them computes the whole batch")
+        found = ["not split between ranks: each of them computes the whole batch"] if self.whole_on_each_rank() else []
+        found += [f"{length} steps instead of {len(self.base)}{newest}" for length in lengths]
         if found and self.offset:
             return "; ".join(found)  # each step is another one, so all differ
         for number, (one, *steps) in enumerate(zip(self.base, *self.ranks)):

@@ -70,11 +70,15 @@ def fingerprint(rows):
     return (rows @ torch.arange(1, rows.shape[1] + 1, device=rows.device).double().sin()).tolist()
 
 
+def checksum(state):
+    """Of a generator: it changes when a random number is drawn."""
+    return zlib.crc32(repr(state).encode())
+
+
 def random_states():
-    """For each generator that all code shares, a number that changes when a random number is drawn."""
+    """Checksums of the generators that all code shares."""
     cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else []
-    states = torch.get_rng_state().tolist(), cuda, numpy.random.get_state(), random.getstate()
-    return [zlib.crc32(repr(state).encode()) for state in states]
+    return [*map(checksum, (torch.get_rng_state().tolist(), cuda, numpy.random.get_state(), random.getstate()))]
 
 
 def distances(mine, reference):
@@ -215,7 +219,7 @@ class Equal:
         """RandomSampler draws what DistributedSampler does, and takes nothing from the default generator, as that."""
         if sampler.replacement or sampler.num_samples != len(sampler.data_source):
             return usual(sampler)
-        drawn = zlib.crc32((sampler.generator or torch.default_generator).get_state().numpy().tobytes())
+        drawn = checksum((sampler.generator or torch.default_generator).get_state().tolist())
         seeded = torch.Generator().manual_seed(self.epoch_number(sampler.data_source, count, drawn))
         return iter(torch.randperm(sampler.num_samples, generator=seeded, device="cpu").tolist())
 
