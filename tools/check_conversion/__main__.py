@@ -153,8 +153,9 @@ def check_conversion(workspace, original, converted):
         writers[note["file"]].add(note["rank"])
     several = [f'{file} is written by ranks {", ".join(map(str, sorted(ranks)))} (see "Saving")'
                for file, ranks in sorted(writers.items()) if len(ranks) > 1 and (other.copy / file).is_file()]
+    batchnorm = "; BatchNorm is as its option says, on CPUs too" if workspace.settings["batchnorm"] else ""
     texts = [f"the same training: {len(training.base)} steps with {len(other.ranks)} processes", "in the check alone: both "
-             "shuffle as DistributedSampler does, without dropout or autocast; BatchNorm is as its option says, on CPUs too"]
+             f"shuffle as DistributedSampler does, without dropout or autocast{batchnorm}"]
     return report(texts, [first, second, other], several)
 
 
@@ -198,6 +199,8 @@ def report(texts, runs, faults=(), resumed=False):
                 faults.append('is it one rank\'s figure? (see "Printed figures")')
             left_out += unlike
             same += [] if different else [f"{name} ({count} lines)"]
+    if resumed and faults:
+        faults.append('is all loaded that this comes from, such as the best metric so far? (see "Load first, then DDP")')
     texts += [f"the same: {', '.join(same)}",
               f"not compared (it differs from run to run, or cannot be read): {', '.join(left_out[:5])}", *faults]
     return int(faults != []), "\n".join(text for text in texts if not text.endswith(": "))

@@ -139,7 +139,8 @@ class Training:
                 if len(found) == size:
                     return 'other samples, or some repeated: do all ranks shuffle alike, as the original? (see "Random numbers")'
                 return (f'other samples, or some repeated: {len(found)} instead of {size}: does the number of processes divide '
-                        'the batch size, and that of all samples? Is dimension 0 the batch? (see "Two routes")')
+                        'the batch size, and that of all samples? Is dimension 0 the batch? (see "Two routes"); '
+                        'on route B, do all ranks shuffle alike? (see "Random numbers")')
         return "samples or values that the original never feeds its model" + self.random_hint(one, steps, one["workers"])
 
     def random_hint(self, one, steps, workers=False):
@@ -171,10 +172,10 @@ class Training:
         parallel = near([first[:, 1].norm()], [(factor - 1).abs() * norm], 1e-3, norm)
         times = steps[0]["norms"][0] / (one["norms"][0] or 1) if one["norms"] else float(factor)  # before they are clipped
         if parallel and not near([times], [1], 0.1):
-            return (f"all gradients are {times:.4g} times the original's: multiply a sum by world_size, but no mean "
-                    '(see "Sums and unequal parts"); unscale_ before clipping')
-        return (f"gradients differ, samples do not{names}: do parts count unequally (padding, class weights), or must the loss "
-                f'or a buffer be computed from all samples? (see "Sums and unequal parts"){hint}')
+            return (f"all gradients are {times:.4g} times the original's: is a sum multiplied by world_size, but no mean, and is "
+                    'a count that of the whole batch? (see "Sums and unequal parts"); unscale_ before clipping')
+        return (f"gradients differ, samples do not{names}{hint}; do parts count unequally (padding, class weights), or must the "
+                'loss or a buffer be computed from all samples? (see "Sums and unequal parts")')
 
 
 def gap(one, other):
@@ -219,7 +220,7 @@ def compare_lines(runs, resumed=False, needed=True):
 def differences(lines, again, others, resumed):
     """Of lines of the same words, in their order; of a resumed run, anywhere."""
     if not others or (len(others) != len(lines) and not resumed):
-        advice = 'is it printed by all ranks? (see "Printed by all ranks")' if others else "it is missing"
+        advice = 'is it printed, or written, by all ranks? (see "Printed by all ranks")' if others else "it is missing"
         yield f"{len(others)} times instead of {len(lines)}: {lines[0][1]}; {advice}"
         return
     gaps = [[*map(gap, one, its)] for (one, _), (its, _) in zip(lines, again)]
