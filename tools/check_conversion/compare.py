@@ -1,13 +1,14 @@
 """Whether a run trains, prints and saves what the original's first run did, and if not, from where on, and why."""
 import argparse
 import contextlib
+import functools
 import re
 from collections import defaultdict
 
 import numpy
 import torch
 
-torch.set_default_dtype(torch.float64)  # of what the processes have noted
+tensor = functools.partial(torch.tensor, dtype=torch.float64)  # of what the processes have noted
 NOISE = 5  # times what rounding alone does in the original's second run
 MOST = 0.02  # of all gradients; where rounding does more, it decides
 SLIGHT, TIME = 1e-5, 1e-3  # of a figure: no difference; one that, between two originals, shows a time
@@ -37,10 +38,10 @@ def same_samples(mine, parts):
 
 def excess(one, step, kind):
     """How far each of a step's tensors is from the original's, in multiples of what it may be."""
-    norms = torch.tensor(one[kind])[:, 0]
-    limits = {"before": 1e-6 * norms, "after": 1e-6 * norms + 1e-4 * torch.tensor(one["update"]),
+    norms = tensor(one[kind])[:, 0]
+    limits = {"before": 1e-6 * norms, "after": 1e-6 * norms + 1e-4 * tensor(one["update"]),
               "gradients": 1e-4 * norms + 5e-6 * norms.norm()}[kind]
-    return torch.tensor(step[kind])[:, 1] / (limits + 1e-30)
+    return tensor(step[kind])[:, 1] / (limits + 1e-30)
 
 
 def on_rank(step):
@@ -59,7 +60,7 @@ class Training:
         if len(second) != len(self.base):
             raise Verdict(2, f"the original takes {len(self.base)} steps, and {len(second)} where the clocks run faster")
         for number, step in enumerate(second, 1):
-            norms, distances, _ = torch.tensor(step["gradients"]).T
+            norms, distances, _ = tensor(step["gradients"]).T
             if not distances.norm() <= MOST * norms.norm():  # or one of them is not finite
                 raise Verdict(2, f'rounding, no seed or NaN decides step {number} of the original (see "Check it")')
             for kind in ("before", "gradients", "after"):
@@ -159,9 +160,9 @@ class Training:
         if self.offset:
             return (f'gradients differ, samples do not{names}: is dropout seeded in each epoch, or in each step after '
                     'the batch is taken? (see "Random numbers")')
-        base, first, *others = (torch.tensor(step["gradients"]) for step in (one, *steps))
+        base, first, *others = (tensor(step["gradients"]) for step in (one, *steps))
         norm = base[:, 0].norm()
-        scale = torch.tensor([1, norm, norm ** 2])
+        scale = tensor([1, norm, norm ** 2])
         if not all(torch.allclose(other / scale, first / scale, rtol=1e-2, atol=1e-4) for other in others):
             return ('the ranks have different gradients, not averaged: does it go around DDP, call backward twice, or unfreeze '
                     'layers? (see "Training goes through DDP")')
@@ -249,7 +250,7 @@ def value_lines(value, name=""):
             yield from value_lines(value[key], f"{name}.{key}".strip("."))
     elif isinstance(value, (torch.Tensor, numpy.ndarray)):
         flat = torch.as_tensor(value).double().flatten().nan_to_num()
-        direction = flat @ torch.arange(1.0, len(flat) + 1).double().sin() / (flat.norm() + 1e-30)
+        direction = flat @ torch.arange(1, len(flat) + 1).double().sin() / (flat.norm() + 1e-30)
         yield f"{name}: norm {flat.norm():.9g} direction {direction:.5f} of {[*value.shape]}"
     elif isinstance(value, (int, float, numpy.number)):
         yield f"{name}: {float(value):.12g}"
