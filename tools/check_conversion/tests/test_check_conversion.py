@@ -167,7 +167,8 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "a schedule that is not stepped": (1, [("    schedule.step()\n", "")], "step 7: lr 0.05 instead of 0.005"),
     "a schedule of rank 0 alone": (1, [("    schedule.step()", "    if rank == 0: schedule.step()")], "on rank 1 .*Decisions"),
     "a figure of one rank": (1, [("    dist.all_reduce(total)\n", "    total *= 2\n")], "the same .* printed: "),
-    "lines of all ranks": (1, [("    if rank == 0:\n        print", "    print")], "4 times instead .* by all ranks"),
+    "lines of all ranks": (1, [("    if rank == 0:\n        print", "    print")],
+                           "4 times instead .* printed, or written, by all ranks"),
     "module. in a file": (1, [("model.module.state", "model.state")], "saved model.pt: .*names begin with module"),
     "a file of two ranks": (1, [("if rank == 0:\n    torch", "torch")], "model.pt is written by ranks 0, 1"),
     "a rank that hangs": (1, [(STEP, f"{STEP}        if rank == 0: dist.barrier()\n")], "hangs .* rank 0: File .* rank 1: File"),
@@ -201,7 +202,7 @@ RESUME = {
     "nothing": ([], 0, "as if it had never stopped: killed at step 13 of 24 .*: printed .4 lines., saved model.pt .*run.pt"),
     "the optimizer": ([(OPTIMIZER, "    optimizer.param_groups[0]['lr'] = 5e-4\n")], 1, "step 13: the gradients agree, the opt"),
     "the epoch": ([("epoch + 1}", "epoch}")], 1, "at 12: 18 steps instead of 12: does the command resume from"),
-    "the schedule": ([(SCHEDULE, "")], 1, "saved run.pt: 'schedule.last_epoch: 2' instead of [^$]*best metric"),
+    "the schedule": ([(SCHEDULE, "")], 1, "saved run.pt: 'schedule.last_epoch: 2' instead of (?s:.*)best metric so far"),
     "the order": ([("    torch.manual_seed(epoch)\n", "")], 1, "step 13: other samples than in the unbroken run"),
     "the weights": ([(LOAD.format("model"), "")], 1, "weights were changed, or not loaded: 0.weight"),
     "what is saved": ([("    print", "    mean += total\n    torch.save(mean, 'mean.pt')\n    print")], 1, "mean.pt: ': norm")}
