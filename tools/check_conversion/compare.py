@@ -83,6 +83,8 @@ class Training:
         if any(step["shuffles"] != steps[0]["shuffles"] for step in steps):
             return 'the ranks shuffle the samples by different seeds (see "Random numbers")'
         if not all(step["known"] for step in steps):
+            if number and any(len(run) != len(self.base) for run in self.ranks):
+                return 'other parameters: does an earlier model train for another number of steps? (see "Decisions")'
             if any(len(step["names"]) != len(one["names"]) for step in steps):
                 return "the optimizer has other parameters"
             raise Verdict(2, f"step {number + 1}: the optimizer has its parameters in another order, or of other shapes")
@@ -142,7 +144,9 @@ class Training:
                 return (f'other samples, or some repeated: {len(found)} instead of {size}: does the number of processes divide '
                         'the batch size, and that of all samples? Is dimension 0 the batch? (see "Two routes"); '
                         'on route B, do all ranks shuffle alike? (see "Random numbers")')
-        return "samples or values that the original never feeds its model" + self.random_hint(one, steps, one["workers"])
+        hint = self.random_hint(one, steps, one["workers"])
+        return "samples or values that the original never feeds its model" + (
+            hint or '; is noise or mixup drawn for a part instead of the whole batch? (see "Random numbers")')
 
     def random_hint(self, one, steps, workers=False):
         """No verdict, if ranks draw numbers of their own: they are no fault, but hide one."""

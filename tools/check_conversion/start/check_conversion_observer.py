@@ -65,8 +65,8 @@ def tensors(value):
 
 
 def fingerprint(rows):
-    """A number for each row. Zeros at its end do not change it: they may be padding."""
-    rows = rows.detach().double().reshape(len(rows), -1)
+    """A number for each row. Zeros at its end do not change it, nor -100: they may be padding."""
+    rows = rows.detach().double().masked_fill(rows == -100, 0).reshape(len(rows), -1)
     return (rows @ torch.arange(1, rows.shape[1] + 1, device=rows.device).double().sin()).tolist()
 
 

@@ -145,6 +145,13 @@ BY_HAND = [(LOSS, LOSS.replace("model(", "model.module(")), (STEP, f"""        f
             dist.all_reduce(one.grad)
             one.grad /= 2
 {STEP}""")]
+NEXT = [("torch.manual_seed(0)", "last = 1\ntorch.manual_seed(0)"), ("range(2):\n", """range(last + 1):
+    if epoch == last:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+""")]
+NOISE = [(LOSS, "F.mse_loss(model(x + torch.randn(x.shape, generator=noise)), y)"),
+         ("schedule =", "noise = torch.Generator()\nschedule =")]
 POSITIVE = "(F.mse_loss(model(x), y, reduction='none') * (x[:, :1] > 0)).sum() / (x[:, 0] > 0).sum()"
 SAME = r"in the check alone: .* the same: printed \(\d lines\), saved model.pt"
 CASES = {  # status, changes of the converted script, what is said, changes of both scripts
@@ -160,6 +167,9 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "a sum, of batches drawn by hand": (1, [(WHOLE[0], OWN), NO_EPOCH, PART, SEED], "step 1: all gradients are 0.5 times", [
         (WHOLE[1], OWN), (LOSS, LOSS.replace("y)", "y, reduction='sum')"))]),
     "parts that count unequally": (1, [], "step 1: gradients differ, samples do not: .* count unequally", [(LOSS, POSITIVE)]),
+    "an earlier model that trains for longer": (1, [("last = 1", "last = 2"), ("= nn.Linear(4, 1)", "= DDP(nn.Linear(4, 1))")],
+                                                "18 steps instead of 12; step 7: other parameters", NEXT),
+    "noise that is drawn for each part": (1, [], "step 1: samples or values that .* part instead of the whole batch", NOISE),
     "other initial weights": (1, [("model =", "torch.rand(1)\nmodel =")], "step 1: other initial weights: 0.weight"),
     "training that goes around DDP": (1, [(LOSS, LOSS.replace("model(", "model.module("))], "averaged: does it go around DDP"),
     "clipping before averaging": (1, BY_HAND, "clipped before they are averaged", CLIPPED),
