@@ -196,7 +196,7 @@ def report(texts, runs, faults=(), resumed=False):
             faults += [f"{name}: {one}" for one in different[:4]]
             faults += [f"{name}: {len(different) - 4} more differ"] if different[4:] else []
             if name == "printed" and not resumed and "' instead of '" in "".join(different):
-                faults.append('is it one rank\'s figure, or a mean of them? (see "Printed figures")')
+                faults.append('is it one rank\'s figure, or a mean of the ranks\'? (see "Printed figures")')
             left_out += unlike
             same += [] if different else [f"{name} ({count} lines)"]
     if resumed and faults:
