@@ -175,11 +175,24 @@ def check_resume(workspace, command):
     killed.copy = shutil.copytree(copy, copy.parent / "when killed", symlinks=True)
     again = workspace.run(command, "the restarted run", (killed.root, copy), offset=saved)
     faults = [Training(whole.ranks[rank][saved:], [steps], saved).fault() for rank, steps in again.ranks.items()]
-    if faults := sorted(filter(None, faults), key=lambda fault: "not loaded" not in fault):  # which led to the others
-        raise Verdict(1, f"killed at step {saved + 1}, saved at {saved}: {faults[0]}")
+    if any(faults):
+        raise Verdict(1, f"killed at step {saved + 1}, saved at {saved}: {min(filter(None, faults), key=first_cause)}")
+    several = []
+    if saves_of(killed) == {save for save in saves_of(whole) if save[0] <= saved}:  # it does not save by the clock
+        several = [f"{file} is saved at step {step} in only one of the two runs"
+                   for step, file in sorted(saves_of(whole) ^ saves_of(again, saved)) if step > saved]
     again.lines = killed.lines + again.lines
     title = f"a killed run goes on as if it had never stopped: killed at step {saved + 1} of {length}"
-    return report([title], [whole, killed, again], resumed=True)
+    return report([title], [whole, killed, again], several, resumed=True)
+
+
+def saves_of(run, offset=0):
+    return {(offset + note["steps"], note["file"]) for note in run.notes["saved"]}
+
+
+def first_cause(fault):
+    """A fault's step, and of one step what was not loaded, which led to the others."""
+    return int(re.search(r"\d+", fault)[0]), "not loaded" not in fault
 
 
 def report(texts, runs, faults=(), resumed=False):

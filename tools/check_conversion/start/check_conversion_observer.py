@@ -287,7 +287,7 @@ class Output:
         if isinstance(f, (str, os.PathLike)):
             self.watch("open", (f, "wb", os.O_WRONLY))  # torch opens it in C++, which Python does not see
         usual(obj, f, *given, **named)
-        note("saved")
+        note("saved", file=str(f))
 
     def note_log(self, _, handler, record):
         """Of the script's own loggers, what goes to stderr."""
