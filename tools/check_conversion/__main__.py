@@ -126,13 +126,13 @@ def kill_all(mark):
 
 
 def where_ranks_wait(notes):
-    """The innermost line of the script's own in which each rank is."""
+    """The innermost lines of the script's own in which each rank is."""
     for file in sorted(notes.glob("*.jsonl")):
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(file.stem), signal.SIGUSR2)  # faulthandler writes, also within C++
         time.sleep(1)
         own = own_lines(file.with_suffix(".stack").read_text().splitlines())
-        yield f"rank {json.loads(file.read_text().splitlines()[-1])['rank']}: {(own or ['has ended'])[0]}"
+        yield f"rank {json.loads(file.read_text().splitlines()[-1])['rank']}: {', called from '.join(own[:2]) or 'has ended'}"
 
 
 def own_lines(stack):
@@ -153,6 +153,8 @@ def check_conversion(workspace, original, converted):
         writers[note["file"]].add(note["rank"])
     several = [f'{file} is written by ranks {", ".join(map(str, sorted(ranks)))} (see "Saving")'
                for file, ranks in sorted(writers.items()) if len(ranks) > 1 and (other.copy / file).is_file()]
+    several += sorted({f'{note["file"]} holds the DDP model, not model.module (see "Saving")'
+                       for note in other.notes["saved"] if note["wrapped"]})
     batchnorm = "; BatchNorm is as its option says, on CPUs too" if workspace.settings["batchnorm"] else ""
     texts = [f"the same training: {len(training.base)} steps with {len(other.ranks)} processes", "in the check alone: both "
              f"shuffle as DistributedSampler does, without dropout or autocast{batchnorm}"]
@@ -215,7 +217,8 @@ def report(texts, runs, faults=(), resumed=False):
     if resumed and faults:
         faults.append('is all loaded that this comes from, such as the best metric so far? (see "Load first, then DDP")')
     texts += [f"the same: {', '.join(same)}",
-              f"not compared (it differs from run to run, or cannot be read): {', '.join(left_out[:5])}", *faults]
+              f"not compared (it differs from run to run, or cannot be read): {', '.join(left_out[:5])}"
+              f"{f', and {len(left_out) - 5} more' if left_out[5:] else ''}", *faults]
     return int(faults != []), "\n".join(text for text in texts if not text.endswith(": "))
 
 

@@ -80,7 +80,8 @@ class Training:
         return "; ".join(found)
 
     def step_fault(self, number, one, steps):
-        if any(step["shuffles"] != steps[0]["shuffles"] for step in steps):
+        seeds = [step["shuffles"] for step in steps]  # by size; rank 0 alone may show pictures of another set
+        if any(one[size] != seeds[0][size] for one in seeds for size in one.keys() & seeds[0].keys()):
             return 'the ranks shuffle the samples by different seeds (see "Random numbers")'
         if not all(step["known"] for step in steps):
             if number and any(len(run) != len(self.base) for run in self.ranks):
@@ -98,7 +99,9 @@ class Training:
         if names or not all(near(one["norms"], step["norms"]) for step in steps):
             return self.sample_fault(number, one, steps) or self.gradient_fault(one, steps, names)
         names = self.wrong(one, steps, "after")
-        return names and f"the gradients agree, the optimizer's step does not{names}"
+        advice = ('is its state loaded? (see "Load first, then DDP")' if self.offset else
+                  'is it another one, or do parts count unequally in its closure? (see "Sums and unequal parts")')
+        return names and f"the gradients agree, the optimizer's step does not{names}; {advice}"
 
     def wrong(self, one, steps, kind):
         """Names of tensors that differ by more than rounding on a rank."""
@@ -126,9 +129,8 @@ class Training:
         parts = [step["samples"] for step in steps]
         if same_samples(one["samples"], parts) or not any(part[0] for part in parts):  # or all went around DDP
             return ""
-        for before in range(number):
-            if same_samples(self.base[before]["samples"], parts):
-                return f'the samples are those of step {before + 1} again: is set_epoch missing? (see "Two routes")'
+        if any(step["again"] for step in steps):
+            return 'the sampler has the order of an earlier epoch again: is set_epoch missing? (see "Two routes")'
         if self.offset:
             return ('other samples than in the unbroken run: are order and noise seeded in each epoch (see "Random numbers"), '
                     'and are batches skipped that it trained on? (see "Loops of steps")')
@@ -146,7 +148,8 @@ class Training:
                         'on route B, do all ranks shuffle alike? (see "Random numbers")')
         hint = self.random_hint(one, steps, one["workers"])
         return "samples or values that the original never feeds its model" + (
-            hint or '; is noise or mixup drawn for a part instead of the whole batch? (see "Random numbers")')
+            hint or '; is noise or mixup drawn for a part instead of the whole batch? (see "Random numbers"); '
+            'if they are padded, do parts count unequally? (see "Sums and unequal parts")')
 
     def random_hint(self, one, steps, workers=False):
         """No verdict, if ranks draw numbers of their own: they are no fault, but hide one."""
@@ -194,17 +197,18 @@ def gap(one, other):
 
 
 def by_words(lines):
-    """Numbers and text of each line, by what it has besides its numbers."""
+    """Numbers and text of each line, by what it has besides its numbers, which may be padded."""
     found = defaultdict(list)
     for line in filter(None, map(str.strip, lines)):
-        found[NUMBER.sub("#", line)].append(([number.replace(",", "") for number in NUMBER.findall(line)], line[:120]))
+        words = "".join(NUMBER.sub("#", line).split())
+        found[words].append(([number.replace(",", "") for number in NUMBER.findall(line)], line[:120]))
     return found
 
 
 def compare_lines(runs, resumed=False, needed=True):
     """Those of the same words: what differs, what cannot be compared, and how many there are."""
     first, second, other = map(by_words, runs)
-    if resumed and ": norm " in "".join(first):
+    if resumed and ":norm#" in "".join(first):
         second = first  # the killed run's checkpoint is that of another step
     found, left_out, count = [], [], 0
     for words, lines in first.items():
@@ -225,7 +229,9 @@ def compare_lines(runs, resumed=False, needed=True):
 def differences(lines, again, others, resumed):
     """Of lines of the same words, in their order; of a resumed run, anywhere."""
     if not others or (len(others) != len(lines) and not resumed):
-        advice = 'is it printed, or written, by all ranks? (see "Printed by all ranks")' if others else "it is missing"
+        advice = "it is missing" if not others else (
+            'is it printed, or written, by all ranks? (see "Printed by all ranks")' if len(others) > len(lines) else
+            'does it depend on a figure of one rank? (see "Printed figures")')
         yield f"{len(others)} times instead of {len(lines)}: {lines[0][1]}; {advice}"
         return
     gaps = [[*map(gap, one, its)] for (one, _), (its, _) in zip(lines, again)]
@@ -252,9 +258,9 @@ def value_lines(value, name=""):
         keys = value.keys() if hasattr(value, "keys") else range(len(value))
         for key in [key for key in keys if key not in ("args", "config", "hparams")]:  # which may differ
             yield from value_lines(value[key], f"{name}.{key}".strip("."))
-    elif isinstance(value, (torch.Tensor, numpy.ndarray)):
+    elif isinstance(value, (torch.Tensor, numpy.ndarray)) and value.ndim:
         flat = torch.as_tensor(value).double().flatten().nan_to_num()
         direction = flat @ torch.arange(1, len(flat) + 1).double().sin() / (flat.norm() + 1e-30)
         yield f"{name}: norm {flat.norm():.9g} direction {direction:.5f} of {[*value.shape]}"
-    elif isinstance(value, (int, float, numpy.number)):
+    elif isinstance(value, (int, float, numpy.number, torch.Tensor, numpy.ndarray)):
         yield f"{name}: {float(value):.12g}"

@@ -96,7 +96,7 @@ class Steps:
         self.begin()
 
     def begin(self):
-        self.now = {"samples": ([], []), "norms": [], "shuffles": [], "switches": {}}
+        self.now = {"samples": ([], []), "norms": [], "shuffles": {}, "again": False, "switches": {}}
         self.forget_draws()
 
     def forget_draws(self, *_, **__):
@@ -151,7 +151,7 @@ class Steps:
             torch.zeros_like(one) if one.grad is None else one.grad.to_dense().clone() for one in self.parameters]}
         self.reference = found if known else self.mine
         self.now |= {
-            "names": [self.names.get(id(one)) for one in self.parameters], "workers": self.workers, "known": known,
+            "workers": self.workers, "known": known,
             "drawn": self.drawn() if FORCE else [],
             "options": [{name: value for name, value in groups[one].items() if isinstance(value, (float, tuple))}
                         | {"initial_lr": 0.0, "lr": float(groups[one].get("lr", 0))} for one in self.parameters]}
@@ -167,6 +167,7 @@ class Steps:
         self.mine["after"] = [one.detach().clone() for one in self.parameters]
         if RECORD and rank == 0:
             torch_save(self.mine, HOME / f"step{count}.pt")
+        self.now["names"] = [self.names.get(id(one)) for one in self.parameters]
         update = [distance for _, distance, _ in distances(self.reference["before"], self.reference["after"])]
         note("step", update=update, **{kind: distances(self.mine[kind], self.reference[kind]) for kind in self.mine}, **self.now)
         for one, weights in zip(self.parameters, self.reference["after"] if FORCE else ()):
@@ -203,7 +204,7 @@ class Equal:
         steps.workers |= torch.is_grad_enabled() and loader.num_workers > 0  # they draw, unseen
         steps.forget_draws()  # what the loader has just drawn for them
 
-    def epoch_number(self, dataset, asked, drawn):
+    def epoch_number(self, dataset, asked, seed):
         """Counts a dataset's epochs. One that is asked for again, as without set_epoch, has its former number."""
         _, epochs = self.epochs.setdefault(id(dataset), (dataset, {}))
         if count in [*epochs.values()][-1:]:
@@ -211,8 +212,9 @@ class Equal:
         steps.forget_draws()  # seeds
         number = [*epochs, asked].index(asked)
         if torch.is_grad_enabled():
+            steps.now["again"] |= asked in epochs
             epochs.setdefault(asked, count)
-            steps.now["shuffles"].append(drawn)
+            steps.now["shuffles"].setdefault(len(dataset), []).append(seed)
         return number
 
     def draw(self, usual, sampler):
@@ -287,7 +289,7 @@ class Output:
         if isinstance(f, (str, os.PathLike)):
             self.watch("open", (f, "wb", os.O_WRONLY))  # torch opens it in C++, which Python does not see
         usual(obj, f, *given, **named)
-        note("saved", file=str(f))
+        note("saved", file=str(f), wrapped=isinstance(obj, torch.nn.parallel.DistributedDataParallel))
 
     def note_log(self, _, handler, record):
         """Of the script's own loggers, what goes to stderr."""

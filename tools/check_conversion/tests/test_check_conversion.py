@@ -104,6 +104,7 @@ def words(verdict, *given):
 
 WHOLE = ("DataLoader(data, 12, sampler=DistributedSampler(data))", "DataLoader(data, 24, shuffle=True)")
 OWN = "[data[start:start + 24] for start in range(0, 144, 24)]"
+SHOWN = ("    total =", "    if rank == 0: next(iter(DataLoader(x[:9], 3, shuffle=True)))\n    total =")
 NO_EPOCH = ("    loader.sampler.set_epoch(epoch)\n", "")
 SEED = ("schedule =", "torch.manual_seed(7 + rank)\nschedule =")
 PART = ("        optimizer.zero_grad()\n", "        x, y = x[rank::2], y[rank::2]\n        optimizer.zero_grad()\n")
@@ -155,11 +156,12 @@ NOISE = [(LOSS, "F.mse_loss(model(x + torch.randn(x.shape, generator=noise)), y)
 POSITIVE = "(F.mse_loss(model(x), y, reduction='none') * (x[:, :1] > 0)).sum() / (x[:, 0] > 0).sum()"
 SAME = r"in the check alone: .* the same: printed \(\d lines\), saved model.pt"
 CASES = {  # status, changes of the converted script, what is said, changes of both scripts
-    "a right conversion, with dropout and a schedule": (0, [], SAME), "samples in dimension 1": (0, [], SAME, RNN),
+    "a right conversion, with dropout, a schedule, and pictures that rank 0 shows": (0, [SHOWN], SAME),
+    "samples in dimension 1": (0, [], SAME, RNN),
     "a closure": (0, [], SAME, CLOSURE), "two optimizers, as of a GAN": (0, WRAPPED, SAME, GAN),
     "gradients that are accumulated, scaled and clipped": (0, [], SAME, ACCUMULATED),
     "BatchNorm that is synchronised on GPUs alone": (0, [], SAME, [NORM], "sync"),
-    "no set_epoch": (1, [NO_EPOCH], "step 7: the samples are those of step 1 again: is set_epoch missing"),
+    "no set_epoch": (1, [NO_EPOCH], "step 7: the sampler has the order of an earlier epoch again"),
     "a full-size batch": (1, [("(data, 12", "(data, 24")], r"not batch_size // world_size \(see \"Two routes"),
     "the whole batch on each rank": (1, [WHOLE, NO_EPOCH], "not split between ranks"),
     "an order of each rank": (1, [WHOLE, NO_EPOCH, PART, SEED], "different seeds .*Random numbers"),
@@ -180,6 +182,7 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "lines of all ranks": (1, [("    if rank == 0:\n        print", "    print")],
                            "4 times instead .* printed, or written, by all ranks"),
     "module. in a file": (1, [("model.module.state", "model.state")], "saved model.pt: .*names begin with module"),
+    "a DDP model in a file": (1, [("model.module.state_dict()", "model")], "model.pt holds the DDP model"),
     "a file of two ranks": (1, [("if rank == 0:\n    torch", "torch")], "model.pt is written by ranks 0, 1"),
     "a rank that hangs": (1, [(STEP, f"{STEP}        if rank == 0: dist.barrier()\n")], "hangs .* rank 0: File .* rank 1: File"),
     "a rank that stops alone": (1, [("    total =", "    if epoch > rank: break\n    total =")], "another rank .*Decisions"),
@@ -244,7 +247,8 @@ def test_the_copy_has_what_a_script_reads_and_what_is_large_or_left_out_is_not_c
 
 @pytest.mark.parametrize("lines, differ", [
     (["loss 1.0", "loss 1.0", "loss 1.000004"], 0), (["loss 1.0", "loss 1.0", "loss 1.2"], 1), (["96/96", "96/96", "95/96"], 1),
-    (["took 1.0 s", "took 1.5 s", "took 9.0 s"], 0), (["acc 91.4", "acc 91.4", "acc 91.3"], 1), (["nan", "nan", "nan"], 0)])
+    (["took 1.0 s", "took 1.5 s", "took 9.0 s"], 0), (["at  1.0 s, loss 1", "at 90.0 s, loss 1", "at  2.0 s, loss 2"], 1),
+    (["acc 91.4", "acc 91.4", "acc 91.3"], 1), (["nan", "nan", "nan"], 0)])
 def test_a_printed_number_may_differ_as_far_as_rounding_and_the_clock_move_it(lines, differ):
     assert len(compare_lines([[line] for line in lines])[0]) == differ
 
