@@ -97,7 +97,8 @@ class Training:
             return option
         names = self.wrong(one, steps, "gradients")
         if names or not all(near(one["norms"], step["norms"]) for step in steps):
-            return self.sample_fault(number, one, steps) or self.gradient_fault(one, steps, names)
+            return (self.not_averaged(one, steps) or self.sample_fault(number, one, steps) or
+                    self.gradient_fault(one, steps, names))
         names = self.wrong(one, steps, "after")
         advice = ('is its state loaded? (see "Load first, then DDP")' if self.offset else
                   'is it another one, or do parts count unequally in its closure? (see "Sums and unequal parts")')
@@ -124,6 +125,15 @@ class Training:
                     if was != now and None not in (was, now) and not rounded:
                         return f"{name} {now} instead of {was}{on_rank(step)}{advice}"
         return ""
+
+    def not_averaged(self, one, steps):
+        """DDP's gradients are the same on all ranks, whatever they come from."""
+        norm = tensor(one["gradients"])[:, 0].norm() + 1e-30
+        first, *others = (tensor(step["gradients"]) / tensor([1, norm, norm ** 2]) for step in steps)
+        if self.offset or all(torch.allclose(other, first, rtol=1e-4, atol=1e-6) for other in others):
+            return ""
+        return ('the ranks have different gradients, not averaged: does it go around DDP, call backward twice, end in '
+                'no_sync, or unfreeze layers? (see "Training goes through DDP")')
 
     def sample_fault(self, number, one, steps):
         parts = [step["samples"] for step in steps]
@@ -167,15 +177,10 @@ class Training:
         if self.offset:
             return (f'gradients differ, samples do not{names}: is dropout seeded in each epoch, or in each step after '
                     'the batch is taken? (see "Random numbers")')
-        base, first, *others = (tensor(step["gradients"]) for step in (one, *steps))
-        norm = base[:, 0].norm()
-        scale = tensor([1, norm, norm ** 2])
-        if not all(torch.allclose(other / scale, first / scale, rtol=1e-4, atol=1e-6) for other in others):
-            return ('the ranks have different gradients, not averaged: does it go around DDP, call backward twice, end in '
-                    'no_sync, or unfreeze layers? (see "Training goes through DDP")')
         if len(steps[0]["norms"]) != len(one["norms"]) or not all(near(steps[0]["norms"], step["norms"]) for step in steps):
             return 'gradients are clipped before they are averaged (see "Sums and unequal parts")'
         hint = self.random_hint(one, steps)
+        norm, first = tensor(one["gradients"])[:, 0].norm(), tensor(steps[0]["gradients"])
         factor = first[:, 2].sum() / norm ** 2
         parallel = near([first[:, 1].norm()], [(factor - 1).abs() * norm], 1e-3, norm)
         times = steps[0]["norms"][0] / (one["norms"][0] or 1) if one["norms"] else float(factor)  # before they are clipped
