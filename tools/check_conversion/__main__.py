@@ -151,14 +151,14 @@ def check_conversion(workspace, original, converted):
     writers = defaultdict(set)
     for note in other.notes["wrote"]:
         writers[note["file"]].add(note["rank"])
-    several = [f'{file} is written by ranks {", ".join(map(str, sorted(ranks)))} (see "Saving")'
-               for file, ranks in sorted(writers.items()) if len(ranks) > 1 and (other.copy / file).is_file()]
-    several += sorted({f'{note["file"]} holds the DDP model, not model.module (see "Saving")'
-                       for note in other.notes["saved"] if note["wrapped"]})
+    faults = [f'{file} is written by ranks {", ".join(map(str, sorted(ranks)))} (see "Saving")'
+              for file, ranks in sorted(writers.items()) if len(ranks) > 1 and (other.copy / file).is_file()]
+    faults += sorted({f'{note["file"]} holds the DDP model, not model.module (see "Saving")'
+                      for note in other.notes["saved"] if note["wrapped"]})
     batchnorm = "; BatchNorm is as its option says, on CPUs too" if workspace.settings["batchnorm"] else ""
     texts = [f"the same training: {len(training.base)} steps with {len(other.ranks)} processes", "in the check alone: both "
              f"shuffle as DistributedSampler does, without dropout or autocast{batchnorm}"]
-    return report(texts, [first, second, other], several)
+    return report(texts, [first, second, other], faults)
 
 
 def check_resume(workspace, command):
@@ -179,13 +179,13 @@ def check_resume(workspace, command):
     faults = [Training(whole.ranks[rank][saved:], [steps], saved).fault() for rank, steps in again.ranks.items()]
     if any(faults):
         raise Verdict(1, f"killed at step {saved + 1}, saved at {saved}: {min(filter(None, faults), key=first_cause)}")
-    several = []
+    faults = []
     if saves_of(killed) == {save for save in saves_of(whole) if save[0] <= saved}:  # it does not save by the clock
-        several = [f"{file} is saved at step {step} in only one of the two runs"
-                   for step, file in sorted(saves_of(whole) ^ saves_of(again, saved)) if step > saved]
+        faults = [f"{file} is saved at step {step} in only one of the two runs"
+                  for step, file in sorted(saves_of(whole) ^ saves_of(again, saved)) if step > saved]
     again.lines = killed.lines + again.lines
     title = f"a killed run goes on as if it had never stopped: killed at step {saved + 1} of {length}"
-    return report([title], [whole, killed, again], several, resumed=True)
+    return report([title], [whole, killed, again], faults, resumed=True)
 
 
 def saves_of(run, offset=0):
@@ -216,9 +216,10 @@ def report(texts, runs, faults=(), resumed=False):
             same += [] if different else [f"{name} ({count} lines)"]
     if resumed and faults:
         faults.append('is all loaded that this comes from, such as the best metric so far? (see "Load first, then DDP")')
+    if left_out[5:]:
+        left_out[5:] = [f"and {len(left_out) - 5} more"]
     texts += [f"the same: {', '.join(same)}",
-              f"not compared (it differs from run to run, or cannot be read): {', '.join(left_out[:5])}"
-              f"{f', and {len(left_out) - 5} more' if left_out[5:] else ''}", *faults]
+              f"not compared (it differs from run to run, or cannot be read): {', '.join(left_out)}", *faults]
     return int(faults != []), "\n".join(text for text in texts if not text.endswith(": "))
 
 

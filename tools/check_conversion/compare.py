@@ -81,7 +81,7 @@ class Training:
 
     def step_fault(self, number, one, steps):
         seeds = [step["shuffles"] for step in steps]  # by size; rank 0 alone may show pictures of another set
-        if any(one[size] != seeds[0][size] for one in seeds for size in one.keys() & seeds[0].keys()):
+        if any(its[size] != seeds[0][size] for its in seeds for size in its.keys() & seeds[0].keys()):
             return 'the ranks shuffle the samples by different seeds (see "Random numbers")'
         if not all(step["known"] for step in steps):
             if number and any(len(run) != len(self.base) for run in self.ranks):

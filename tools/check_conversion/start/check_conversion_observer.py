@@ -151,8 +151,7 @@ class Steps:
             torch.zeros_like(one) if one.grad is None else one.grad.to_dense().clone() for one in self.parameters]}
         self.reference = found if known else self.mine
         self.now |= {
-            "workers": self.workers, "known": known,
-            "drawn": self.drawn() if FORCE else [],
+            "workers": self.workers, "known": known, "drawn": self.drawn() if FORCE else [],
             "options": [{name: value for name, value in groups[one].items() if isinstance(value, (float, tuple))}
                         | {"initial_lr": 0.0, "lr": float(groups[one].get("lr", 0))} for one in self.parameters]}
         for one, gradient in zip(self.parameters, self.reference["gradients"] if FORCE else ()):

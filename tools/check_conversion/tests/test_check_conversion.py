@@ -161,7 +161,7 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "a closure": (0, [], SAME, CLOSURE), "two optimizers, as of a GAN": (0, WRAPPED, SAME, GAN),
     "gradients that are accumulated, scaled and clipped": (0, [], SAME, ACCUMULATED),
     "BatchNorm that is synchronised on GPUs alone": (0, [], SAME, [NORM], "sync"),
-    "no set_epoch": (1, [NO_EPOCH], "step 7: the sampler has the order of an earlier epoch again"),
+    "no set_epoch": (1, [NO_EPOCH], "step 7: the sampler has the order of an earlier epoch again: is set_epoch missing"),
     "a full-size batch": (1, [("(data, 12", "(data, 24")], r"not batch_size // world_size \(see \"Two routes"),
     "the whole batch on each rank": (1, [WHOLE, NO_EPOCH], "not split between ranks"),
     "an order of each rank": (1, [WHOLE, NO_EPOCH, PART, SEED], "different seeds .*Random numbers"),
