@@ -16,7 +16,7 @@ import traceback
 from collections import defaultdict
 from pathlib import Path
 
-from compare import Training, Verdict, compare_lines, read_lines
+from compare import Training, Verdict, compare_lines, read_lines, same_names
 
 LEFT_OUT = {".git", "__pycache__", "node_modules", ".cache", ".ipynb_checkpoints"}
 JUDGED = "the converted script", "the restarted run"  # if one of these fails, that is the verdict; of others, there is none
@@ -200,6 +200,8 @@ def first_cause(fault):
 def report(texts, runs, faults=(), resumed=False):
     """Compares what is printed and saved, too."""
     (first, second, other), same, left_out, faults = map(outputs, runs), [], [], [*faults]
+    if not resumed:
+        same_names(first, second, other)
     for name, lines in first.items():
         again = second.get(name, lines if resumed else None)  # it was not there yet when the run was killed
         if None in (lines, again, other.get(name, ())):
@@ -214,12 +216,13 @@ def report(texts, runs, faults=(), resumed=False):
                 faults.append('is it one rank\'s figure, or a mean of the ranks\'? (see "Printed figures")')
             left_out += unlike
             same += [] if different else [f"{name} ({count} lines)"]
+    left_out += sorted(other.keys() - first.keys())
     if resumed and faults:
         faults.append('is all loaded that this comes from, such as the best metric so far? (see "Load first, then DDP")')
     if left_out[5:]:
         left_out[5:] = [f"and {len(left_out) - 5} more"]
     texts += [f"the same: {', '.join(same)}",
-              f"not compared (it differs from run to run, or cannot be read): {', '.join(left_out)}", *faults]
+              f"not compared (it differs from run to run, cannot be read, or is new): {', '.join(left_out)}", *faults]
     return int(faults != []), "\n".join(text for text in texts if not text.endswith(": "))
 
 

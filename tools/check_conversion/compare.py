@@ -1,5 +1,6 @@
 """Whether a run trains, prints and saves what the original's first run did, and if not, from where on, and why."""
 import argparse
+import calendar
 import contextlib
 import functools
 import re
@@ -13,6 +14,8 @@ NOISE = 5  # times what rounding alone does in the original's second run
 MOST = 0.02  # of all gradients; where rounding does more, it decides
 SLIGHT, TIME = 1e-5, 1e-3  # of a figure: no difference; one that, between two originals, shows a time
 NUMBER = re.compile(r"(?<![A-Za-z_\d.])[-+]?(?:\d{1,3}(?:,\d{3})+(?= ?[A-Za-z/])|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)")
+WHEN = re.compile(r"\d+:\d\d:\d\d(?:[.,]\d+)?|(?<![A-Za-z])(?:{})(?![A-Za-z])".format("|".join(
+    [*calendar.day_abbr, *calendar.day_name, *calendar.month_abbr[1:], *calendar.month_name[1:]])))
 PICKLED = [argparse.Namespace, numpy.ndarray, numpy.dtype, numpy.array(0).__reduce__()[0], numpy.float64(0).__reduce__()[0],
            *(getattr(numpy.dtypes, name) for name in numpy.dtypes.__all__)]  # what checkpoints have besides tensors
 
@@ -70,7 +73,7 @@ class Training:
         """The first, of the number of steps and of a step."""
         newest = ": does the command resume from the newest checkpoint, and at the next step?" if self.offset else ""
         lengths = {len(steps) for steps in self.ranks if len(steps) != len(self.base)}
-        found = ["not split between ranks: each of them computes the whole batch"] if self.whole_on_each_rank() else []
+        found = ['not split between ranks: each computes the whole batch (see "Two routes")'] if self.whole_on_each_rank() else []
         found += [f"{length} steps instead of {len(self.base)}{newest}" for length in lengths]
         if found and self.offset:
             return "; ".join(found)  # each step is another one, so all differ
@@ -165,7 +168,8 @@ class Training:
         """No verdict, if ranks draw numbers of their own: they are no fault, but hide one."""
         generators = zip(one["drawn"], *(step["drawn"] for step in steps))  # what each has on each rank, if it has drawn
         if workers or any(all(states) and len({*states[1:]}) > 1 for states in generators):
-            raise Verdict(2, 'each rank draws its own random numbers: turn augmentation and noise off in both (see "Check it")')
+            raise Verdict(2, 'each rank draws its own random numbers: turn augmentation and noise off in both (see "Check it"); '
+                          'on route B, do all ranks draw alike? (see "Random numbers")')
         return '; do the ranks draw alike what must differ? (see "Random numbers")' if any(one["drawn"]) else ""
 
     def whole_on_each_rank(self):
@@ -202,12 +206,24 @@ def gap(one, other):
 
 
 def by_words(lines):
-    """Numbers and text of each line, by what it has besides its numbers, which may be padded."""
+    """Numbers and text of each line, by what it has besides its numbers, which may be padded, and when it was written."""
     found = defaultdict(list)
     for line in filter(None, map(str.strip, lines)):
-        words = "".join(NUMBER.sub("#", line).split())
-        found[words].append(([number.replace(",", "") for number in NUMBER.findall(line)], line[:120]))
+        timeless = WHEN.sub("", line)
+        words = "".join(NUMBER.sub("#", timeless).split())
+        found[words].append(([number.replace(",", "") for number in NUMBER.findall(timeless)], line[:120]))
     return found
+
+
+def same_names(first, *others):
+    """Gives files of the other runs the first one's names, if a date or a time is all that they differ by."""
+    def words(name):
+        return re.sub(r"\d+", "#", WHEN.sub("", name))
+    for pattern in {words(name) for name in first.keys() - others[0].keys()}:
+        names, *theirs = ([name for name in found if words(name) == pattern] for found in (first, *others))
+        for found, its in zip(others, theirs):
+            if len(its) == len(names):
+                found |= {name: found.pop(one) for name, one in zip(names, its)}
 
 
 def compare_lines(runs, resumed=False, needed=True):

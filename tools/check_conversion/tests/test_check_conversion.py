@@ -182,6 +182,9 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "lines of all ranks": (1, [("    if rank == 0:\n        print", "    print")],
                            "4 times instead .* printed, or written, by all ranks"),
     "module. in a file": (1, [("model.module.state", "model.state")], "saved model.pt: .*names begin with module"),
+    "module. in a file that is named by the time": (1, [("model.module.state", "model.state")], "pt: its names begin with", [
+        ('"model.pt"', '__import__("time").strftime("model_%a_%H-%M-%S.pt")')]),
+    "a new file": (0, [("schedule =", "if rank: open('new.txt', 'w')\nschedule =")], "is new.: saved new.txt"),
     "a DDP model in a file": (1, [("model.module.state_dict()", "model")], "model.pt holds the DDP model"),
     "a file of two ranks": (1, [("if rank == 0:\n    torch", "torch")], "model.pt is written by ranks 0, 1"),
     "a rank that hangs": (1, [(STEP, f"{STEP}        if rank == 0: dist.barrier()\n")], "hangs .* rank 0: File .* rank 1: File"),
@@ -248,6 +251,8 @@ def test_the_copy_has_what_a_script_reads_and_what_is_large_or_left_out_is_not_c
 @pytest.mark.parametrize("lines, differ", [
     (["loss 1.0", "loss 1.0", "loss 1.000004"], 0), (["loss 1.0", "loss 1.0", "loss 1.2"], 1), (["96/96", "96/96", "95/96"], 1),
     (["took 1.0 s", "took 1.5 s", "took 9.0 s"], 0), (["at  1.0 s, loss 1", "at 90.0 s, loss 1", "at  2.0 s, loss 2"], 1),
+    (["Sat 28 Nov, loss 1", "Sun 29 Nov, loss 1", "Sat 28 Nov, loss 2"], 1),
+    (["28 12:00:07,1 done", "29 12:31:07,1 done", "28 12:00:09,5 done"], 0),
     (["acc 91.4", "acc 91.4", "acc 91.3"], 1), (["nan", "nan", "nan"], 0)])
 def test_a_printed_number_may_differ_as_far_as_rounding_and_the_clock_move_it(lines, differ):
     assert len(compare_lines([[line] for line in lines])[0]) == differ
