@@ -14,6 +14,7 @@ import tempfile
 import time
 import traceback
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 from compare import Training, Verdict, compare_lines, read_lines, same_names
@@ -162,10 +163,14 @@ def check_conversion(workspace, original, converted):
 
 
 def check_resume(workspace, command):
-    """Whole; then killed in the step after the middle one of all saves; then started again in that copy."""
+    """Whole; then killed in the step after one of its saves; then started again in that copy."""
     whole = workspace.run(command, "the unbroken run", record=True)
-    length = len(whole.ranks[0])
-    saves = sorted({note["steps"] for note in whole.notes["saved"] if 0 < note["steps"] < length})
+    length, files = len(whole.ranks[0]), defaultdict(set)
+    for step, file in writes_of(whole):
+        files[step].add(file)
+    steps = sorted({note["steps"] for note in whole.notes["saved"] if note["steps"]})
+    best = [step for step, later in pairwise(steps) if files[step] - files[later]]  # the next one keeps no new best model
+    saves = best or [step for step in steps if step < length]
     if not saves:
         raise Verdict(2, "it saves nothing before its last step")
     saved = saves[len(saves) // 2]
@@ -180,16 +185,17 @@ def check_resume(workspace, command):
     if any(faults):
         raise Verdict(1, f"killed at step {saved + 1}, saved at {saved}: {min(filter(None, faults), key=first_cause)}")
     faults = []
-    if saves_of(killed) == {save for save in saves_of(whole) if save[0] <= saved}:  # it does not save by the clock
+    if writes_of(killed) == {write for write in writes_of(whole) if write[0] <= saved}:  # it does not write by the clock
         faults = [f"{file} is saved at step {step} in only one of the two runs"
-                  for step, file in sorted(saves_of(whole) ^ saves_of(again, saved)) if step > saved]
+                  for step, file in sorted(writes_of(whole) ^ writes_of(again, saved)) if step > saved]
     again.lines = killed.lines + again.lines
     title = f"a killed run goes on as if it had never stopped: killed at step {saved + 1} of {length}"
     return report([title], [whole, killed, again], faults, resumed=True)
 
 
-def saves_of(run, offset=0):
-    return {(offset + note["steps"], note["file"]) for note in run.notes["saved"]}
+def writes_of(run, offset=0):
+    """After which steps it writes which files. What it writes before the first, it writes at each start."""
+    return {(offset + note["steps"], note["file"]) for note in run.notes["wrote"] if note["steps"]}
 
 
 def first_cause(fault):

@@ -221,10 +221,10 @@ RESUME = {
     "the schedule": ([(SCHEDULE, "")], 1, "saved run.pt: 'schedule.last_epoch: 2' instead of (?s:.*)best metric so far"),
     "the order": ([("    torch.manual_seed(epoch)\n", "")], 1, "step 13: other samples than in the unbroken run"),
     "the weights": ([(LOAD.format("model"), "")], 1, "weights were changed, or not loaded: 0.weight"),
-    "the best metric": ([("mean, done = 0, 0", "mean, done, best = 0, 0, 4"), ("    print", """    if [3, 1, 2, 0][epoch] < best:
-        best = [3, 1, 2, 0][epoch]
-        torch.save(model.state_dict(), "best.pt")
-    print""")], 1, "best.pt is saved at step 18 in only one of the two runs"),
+    "the best metric": ([("mean, done = 0, 0", "mean, done, best = 0, 0, 4"), ("    print", """    if [2, 3, 1, 0][epoch] < best:
+        best = [2, 3, 1, 0][epoch]
+        __import__("shutil").copy("run.pt", "best.pt")
+    print""")], 1, "killed at step 7 .*best.pt is saved at step 12 in only one of the two runs"),
     "what is saved": ([("    print", "    mean += total\n    torch.save(mean, 'mean.pt')\n    print")], 1, "mean.pt: ': norm")}
 
 
