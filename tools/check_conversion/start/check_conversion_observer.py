@@ -319,6 +319,7 @@ torch.nn.modules.module.register_module_forward_hook(  # activation checkpointin
     steps.leave, with_kwargs=True, always_call=True)
 register_optimizer_step_pre_hook(steps.before)
 register_optimizer_step_post_hook(steps.after)
+os.register_at_fork(before=lambda: time.sleep(0.01))  # or an older Python may stop the child (python/cpython issue 112275)
 for name in ("time", "perf_counter", "monotonic", "process_time") if NUDGE else ():
     setattr(time, name, functools.partial(output.run_faster, getattr(time, name), getattr(time, name)()))
 if FORCE:
