@@ -166,8 +166,8 @@ def check_conversion(workspace, original, converted):
 def check_resume(workspace, command):
     """Whole; then killed in the step after one of its saves; then started again in that copy."""
     whole = workspace.run(command, "the unbroken run", record=True)
-    length, files = len(whole.ranks[0]), defaultdict(set)
-    for step, file in writes_of(whole):
+    length, writes, files = len(whole.ranks[0]), writes_of(whole), defaultdict(set)
+    for step, file in writes:
         files[step].add(file)
     steps = sorted({note["steps"] for note in whole.notes["saved"] if note["steps"]})
     best = [step for step, later in pairwise(steps) if files[step] - files[later]]  # the next one keeps no new best model
@@ -186,9 +186,9 @@ def check_resume(workspace, command):
     if any(faults):
         raise Verdict(1, f"killed at step {saved + 1}, saved at {saved}: {min(filter(None, faults), key=first_cause)}")
     faults = []
-    if writes_of(killed) == {write for write in writes_of(whole) if write[0] <= saved}:  # it does not write by the clock
+    if writes_of(killed) == {write for write in writes if write[0] <= saved}:  # it does not write by the clock
         faults = [f"{file} is saved at step {step} in only one of the two runs"
-                  for step, file in sorted(writes_of(whole) ^ writes_of(again, saved)) if step > saved]
+                  for step, file in sorted(writes ^ writes_of(again, saved)) if step > saved]
     again.lines = killed.lines + again.lines
     title = f"a killed run goes on as if it had never stopped: killed at step {saved + 1} of {length}"
     return report([title], [whole, killed, again], faults, resumed=True)

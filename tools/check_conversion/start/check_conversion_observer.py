@@ -319,7 +319,8 @@ torch.nn.modules.module.register_module_forward_hook(  # activation checkpointin
     steps.leave, with_kwargs=True, always_call=True)
 register_optimizer_step_pre_hook(steps.before)
 register_optimizer_step_post_hook(steps.after)
-os.register_at_fork(before=lambda: time.sleep(0.01))  # or an older Python may stop the child (python/cpython issue 112275)
+# A thread of gloo that is in Python at a fork may stop an older Python's child (python/cpython issue 112275): let it leave.
+os.register_at_fork(before=lambda: time.sleep(0.01))
 for name in ("time", "perf_counter", "monotonic", "process_time") if NUDGE else ():
     setattr(time, name, functools.partial(output.run_faster, getattr(time, name), getattr(time, name)()))
 if FORCE:
