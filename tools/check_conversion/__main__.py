@@ -195,8 +195,9 @@ def check_resume(workspace, command):
 
 
 def writes_of(run, offset=0):
-    """After which steps it writes which files. What it writes before the first, it writes at each start."""
-    return {(offset + note["steps"], note["file"]) for note in run.notes["wrote"] if note["steps"]}
+    """After which steps it writes which files, but temporary ones. What it writes before the first, it writes at each start."""
+    moved = {note["file"] for note in run.notes["moved"]}
+    return {(offset + note["steps"], note["file"]) for note in run.notes["wrote"] if note["steps"] and note["file"] not in moved}
 
 
 def first_cause(fault):

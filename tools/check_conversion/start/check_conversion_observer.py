@@ -280,7 +280,8 @@ class Output:
                 continue  # to make a folder that exists is an error of its own
             real = Path(os.path.realpath(os.fsdecode(path)))
             if real.is_relative_to(COPY) and (event == "os.rename" or (flags and not flags & os.O_APPEND)):
-                note("wrote", file=str(real.relative_to(COPY)))
+                moved = event == "os.rename" and path is paths[0]  # as a temporary file is
+                note("moved" if moved else "wrote", file=str(real.relative_to(COPY)))
             if not any(real.is_relative_to(free) for free in FREE) and "__pycache__" not in real.parts:
                 note("stop", text=f"the script writes to {real}, outside its copy of this folder, where large files are linked")
 

@@ -223,7 +223,7 @@ RESUME = {
     "the weights": ([(LOAD.format("model"), "")], 1, "weights were changed, or not loaded: 0.weight"),
     "the best metric": ([("mean, done = 0, 0", "mean, done, best = 0, 0, 4"), ("    print", """    if [2, 3, 1, 0][epoch] < best:
         best = [2, 3, 1, 0][epoch]
-        __import__("shutil").copy("run.pt", "best.pt")
+        os.replace(__import__("shutil").copy("run.pt", os.urandom(4).hex()), "best.pt")
     print""")], 1, "killed at step 7 .*best.pt is saved at step 12 in only one of the two runs"),
     "what is saved": ([("    print", "    mean += total\n    torch.save(mean, 'mean.pt')\n    print")], 1, "mean.pt: ': norm")}
 
