@@ -132,7 +132,7 @@ def time_to_save(args, epoch):
 def save(args, model_state, optimizer_state, epoch, **more):
     """Write a temporary file, then rename it: a kill leaves the old file or the new one, intact."""
     checkpoint = {"model": model_state, "optimizer": optimizer_state, "epoch": epoch + 1, **more}
-    temporary = f"{args.checkpoint}.{os.getpid()}.tmp"  # one per process: jobs do not share it
+    temporary = f"{args.checkpoint}.{os.urandom(4).hex()}.tmp"  # random: pids repeat in containers
     with open(temporary, "wb") as file:
         torch.save(checkpoint, file)
         os.fsync(file.fileno())

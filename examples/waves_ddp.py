@@ -60,7 +60,7 @@ def resume(checkpoint, model, optimizer, schedule):
 
 def save(checkpoint, path):
     """Write a temporary file, then rename it: a kill leaves the old file or the new one, intact."""
-    temporary = f"{path}.{os.getpid()}.tmp"  # one per process: jobs do not share it
+    temporary = f"{path}.{os.urandom(4).hex()}.tmp"  # random: pids repeat in containers
     with open(temporary, "wb") as file:
         torch.save(checkpoint, file)
         os.fsync(file.fileno())

@@ -28,6 +28,19 @@ def test_a_signal_ends_every_process():
     assert all(job.wait() for job in jobs)
 
 
+def test_a_rank_whose_launcher_is_killed_while_it_starts_does_not_train():
+    job = start("multigpu_spawn.py", 1, *SMALL, processes=1, before=LITTLE_DATA + """import os, sys, time
+if "spawn_main" in str(sys.orig_argv):
+    launcher = os.getppid()
+    print("a rank starts", flush=True)
+    while os.getppid() == launcher:
+        time.sleep(0.05)
+""")
+    job.wait_for("a rank starts")
+    os.kill(job.process.pid, signal.SIGKILL)
+    assert job.wait() and "epoch" not in job.stdout
+
+
 def test_ctrl_c_ends_a_rank_that_waits_for_another_in_a_collective():
     job = start("multigpu_spawn.py", 1, before=after("torch.optim.SGD.step", """
         if torch.distributed.get_rank() == 1:
@@ -66,6 +79,8 @@ def test_a_kill_and_a_disk_that_fills_up_while_saving_leave_the_checkpoint_befor
 
 
 def test_two_jobs_on_one_machine_find_a_port_each_and_break_no_file_where_they_save_the_same_one():
+    in_containers = after("utils.time_to_save", "os.getpid = lambda: 1")
     both_have_written = after("os.fsync", "log('written')") + hold("os.fsync", until="open('log.0').read().count('written') == 2")
-    jobs = [start("multigpu_spawn.py", 1, *SMALL, processes=1, before=LITTLE_DATA + both_have_written) for _ in range(2)]
+    jobs = [start("multigpu_spawn.py", 1, *SMALL, processes=1, before=LITTLE_DATA + in_containers + both_have_written)
+            for _ in range(2)]
     assert [job.wait() for job in jobs] == [0, 0] and load("multigpu_spawn.pt")["epoch"] == 1
