@@ -41,7 +41,7 @@ def train_epoch(model, loader, optimizer, device, schedule, ema):
         schedule.step()
         for average, value in zip(ema.state_dict().values(), model.module.state_dict().values()):
             if average.is_floating_point():  # BatchNorm's counter is not
-                average.lerp_(value, 1 / min(schedule.last_epoch, 100))  # 1000 for long runs
+                average.lerp_(value, 1 / min(schedule.last_epoch, 100))  # steps; 1000 for long runs
         sums[0] += loss.detach() * len(labels)  # not loss.item(), which waits for the GPU
         sums[1] += len(labels)
     return sums
