@@ -3,6 +3,7 @@ Or, with --resume: does a run that was killed go on as if it had never stopped?
 Status 0: the same; 1: not the same; 2: it cannot be judged."""
 import argparse
 import contextlib
+import glob
 import json
 import os
 import re
@@ -68,7 +69,8 @@ class Workspace:
     def __init__(self, patience, without, **settings):
         self.home, self.folder = Path(tempfile.mkdtemp(prefix="check.")).resolve(), Path.cwd()
         self.patience, self.silence, self.settings = patience, 0, settings
-        self.without = {self.home, *(path for pattern in without for path in self.folder.glob(pattern))}
+        found = [path for pattern in without for path in glob.glob(pattern, root_dir=self.folder, recursive=True)]
+        self.without = {self.home, *map(self.folder.joinpath, found)}
 
     def copies(self):
         root = Path(tempfile.mkdtemp(dir=self.home))
@@ -81,8 +83,8 @@ class Workspace:
         with contextlib.suppress(shutil.Error):  # what cannot be read, or is no file
             shutil.copytree(self.folder, copy, symlinks=True, ignore=left_out)
         self.linked = {path: path.stat().st_mtime_ns for path in links if path.is_file()}
-        links += [path for above in self.folder.parents[:2] for path in above.iterdir()  # for ../data
-                  if path not in (self.folder, self.home, *self.folder.parents)]
+        links += [path for above in self.folder.parents[:2] if os.access(above, os.R_OK)  # for ../data
+                  for path in above.iterdir() if path not in (self.folder, self.home, *self.folder.parents)]
         for path in links:
             (root / path.relative_to("/")).symlink_to(path)
         return root, copy
@@ -129,12 +131,12 @@ def kill_all(mark):
 
 def where_ranks_wait(notes):
     """The innermost lines of the script's own in which each rank is."""
-    for file in sorted(notes.glob("*.jsonl")):
+    for file in sorted(notes.glob("*.stack")):
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(file.stem), signal.SIGUSR2)  # faulthandler writes, also within C++
         time.sleep(1)
-        own = own_lines(file.with_suffix(".stack").read_text().splitlines())
-        yield f"rank {json.loads(file.read_text().splitlines()[-1])['rank']}: {', called from '.join(own[:2]) or 'has ended'}"
+        own, last = own_lines(file.read_text().splitlines()), file.with_suffix(".jsonl").read_text().splitlines()[-1]
+        yield f"rank {json.loads(last)['rank']}: {', called from '.join(own[:2]) or 'has ended'}"
 
 
 def own_lines(stack):
@@ -150,17 +152,18 @@ def check_conversion(workspace, original, converted):
     training.measure(second.ranks[0])
     if fault := training.fault():
         raise Verdict(1, fault)
-    writers = defaultdict(set)
+    found, writers = [*map(outputs, (first, second, other))], defaultdict(set)
     for note in other.notes["wrote"]:
-        writers[note["file"]].add(note["rank"])
+        if f"saved {note['file']}" in found[2] and (other.copy / note["file"]).stat().st_size:  # a lock is empty
+            writers[note["file"]].add(note["rank"])
     faults = [f'{file} is written by ranks {", ".join(map(str, sorted(ranks)))} (see "Saving")'
-              for file, ranks in sorted(writers.items()) if len(ranks) > 1 and (other.copy / file).is_file()]
+              for file, ranks in sorted(writers.items()) if len(ranks) > 1]
     faults += sorted({f'{note["file"]} holds the DDP model, not model.module (see "Saving")'
                       for note in other.notes["saved"] if note["wrapped"]})
     batchnorm = "; BatchNorm is as its option says, on CPUs too" if workspace.settings["batchnorm"] else ""
-    texts = [f"the same training: {len(training.base)} steps with {len(other.ranks)} processes", "in the check alone: both "
-             f"shuffle as DistributedSampler does, without dropout or autocast{batchnorm}"]
-    return report(texts, [first, second, other], faults)
+    texts = [f"the same training: {len(training.base)} steps with {len(other.ranks)} processes", "changed for "
+             f"the check: both scripts shuffle as DistributedSampler does, and dropout and autocast are off{batchnorm}"]
+    return report(texts, found, faults)
 
 
 def check_resume(workspace, command):
@@ -170,18 +173,19 @@ def check_resume(workspace, command):
     for step, file in writes:
         files[step].add(file)
     steps = sorted({note["steps"] for note in whole.notes["saved"] if note["steps"]})
-    best = [step for step, later in pairwise(steps) if files[step] - files[later]]  # the next one keeps no new best model
-    saves = best or [step for step in steps if step < length]
+    often = {file for _, file in writes if sum(file in files[step] for step in steps) > 1}  # it resumes from one of them
+    saves = [step for step in steps if step < length and files[step] >= often]
+    best = [step for step, later in pairwise(steps) if step in saves and files[step] - files[later]]  # the next is no new best
+    saves = best or saves
     if not saves:
-        raise Verdict(2, "it saves nothing before its last step")
+        raise Verdict(2, "before its last step, it never saves all its files after the same step")
     saved = saves[len(saves) // 2]
     killed = workspace.run(command, "the killed run", nudge=True, kill=saved + 1)
     faults = [Training(whole.ranks[rank][:saved], [steps[:saved]]).fault() for rank, steps in killed.ranks.items()]
     if any(faults):
         raise Verdict(2, f"the script draws other numbers in each run, is it seeded? {max(faults)}")
-    copy = killed.copy
-    killed.copy = shutil.copytree(copy, copy.parent / "when killed", symlinks=True)
-    again = workspace.run(command, "the restarted run", (killed.root, copy), offset=saved)
+    when_killed = outputs(killed)
+    again = workspace.run(command, "the restarted run", (killed.root, killed.copy), offset=saved)
     faults = [Training(whole.ranks[rank][saved:], [steps], saved).fault() for rank, steps in again.ranks.items()]
     if any(faults):
         raise Verdict(1, f"killed at step {saved + 1}, saved at {saved}: {min(filter(None, faults), key=first_cause)}")
@@ -189,9 +193,9 @@ def check_resume(workspace, command):
     if writes_of(killed) == {write for write in writes if write[0] <= saved}:  # it does not write by the clock
         faults = [f"{file} is saved at step {step} in only one of the two runs"
                   for step, file in sorted(writes ^ writes_of(again, saved)) if step > saved]
-    again.lines = killed.lines + again.lines
+    finally_found = outputs(again) | {"printed": killed.lines + again.lines}
     title = f"a killed run goes on as if it had never stopped: killed at step {saved + 1} of {length}"
-    return report([title], [whole, killed, again], faults, resumed=True)
+    return report([title], [outputs(whole), when_killed, finally_found], faults, resumed=True)
 
 
 def writes_of(run, offset=0):
@@ -205,9 +209,9 @@ def first_cause(fault):
     return int(re.search(r"\d+", fault)[0]), "not loaded" not in fault
 
 
-def report(texts, runs, faults=(), resumed=False):
+def report(texts, found, faults, resumed=False):
     """Compares what is printed and saved, too."""
-    (first, second, other), same, left_out, faults = map(outputs, runs), [], [], [*faults]
+    (first, second, other), same, left_out = found, [], []
     if not resumed:
         same_names(first, second, other)
     for name, lines in first.items():

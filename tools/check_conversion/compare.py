@@ -83,8 +83,8 @@ class Training:
         return "; ".join(found)
 
     def step_fault(self, number, one, steps):
-        seeds = [step["shuffles"] for step in steps]  # by size; rank 0 alone may show pictures of another set
-        if any(its[size] != seeds[0][size] for its in seeds for size in its.keys() & seeds[0].keys()):
+        seeds = [step["shuffles"] for step in steps]  # rank 0 alone may show pictures
+        if any({*its[of]} != {*seeds[0][of]} for its in seeds for of in its.keys() & seeds[0].keys()):
             return 'the ranks shuffle the samples by different seeds (see "Random numbers")'
         if not all(step["known"] for step in steps):
             if number and any(len(run) != len(self.base) for run in self.ranks):
@@ -174,7 +174,8 @@ class Training:
 
     def whole_on_each_rank(self):
         pairs = [(one["samples"][0], step["samples"][0]) for steps in self.ranks for one, step in zip(self.base, steps)]
-        return len(self.ranks) > 1 and all(len(mine) > 1 and alike(mine, others) for mine, others in pairs)
+        changes = any(mine != pairs[0][0] for mine, _ in pairs)  # otherwise it may be a graph, of which a step takes nodes
+        return len(self.ranks) > 1 and changes and all(len(mine) > 1 and alike(mine, others) for mine, others in pairs)
 
     def gradient_fault(self, one, steps, names):
         """Of what the gradients of one step can have, the first that fits."""

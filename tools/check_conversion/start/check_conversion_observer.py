@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import time
+import timeit
 import traceback
 import zlib
 from pathlib import Path
@@ -203,7 +204,7 @@ class Equal:
         steps.workers |= torch.is_grad_enabled() and loader.num_workers > 0  # they draw, unseen
         steps.forget_draws()  # what the loader has just drawn for them
 
-    def epoch_number(self, dataset, asked, seed):
+    def epoch_number(self, sampler, dataset, asked, seed):
         """Counts a dataset's epochs. One that is asked for again, as without set_epoch, has its former number."""
         _, epochs = self.epochs.setdefault(id(dataset), (dataset, {}))
         if count in [*epochs.values()][-1:]:
@@ -213,7 +214,7 @@ class Equal:
         if torch.is_grad_enabled():
             steps.now["again"] |= asked in epochs
             epochs.setdefault(asked, count)
-            steps.now["shuffles"].setdefault(len(dataset), []).append(seed)
+            steps.now["shuffles"].setdefault(f"{type(sampler).__name__} of {len(dataset)}", []).append(seed)
         return number
 
     def draw(self, usual, sampler):
@@ -221,25 +222,25 @@ class Equal:
         if sampler.replacement or sampler.num_samples != len(sampler.data_source):
             return usual(sampler)
         drawn = checksum((sampler.generator or torch.default_generator).get_state().tolist())
-        seeded = torch.Generator().manual_seed(self.epoch_number(sampler.data_source, count, drawn))
+        seeded = torch.Generator().manual_seed(self.epoch_number(sampler, sampler.data_source, count, drawn))
         return iter(torch.randperm(sampler.num_samples, generator=seeded, device="cpu").tolist())
 
     def share_out(self, usual, sampler):
         asked = sampler.seed, sampler.epoch
         if sampler.shuffle:
-            sampler.seed, sampler.epoch = 0, self.epoch_number(sampler.dataset, asked, sampler.seed)
+            sampler.seed, sampler.epoch = 0, self.epoch_number(sampler, sampler.dataset, asked, sampler.seed)
         order = usual(sampler)
         sampler.seed, sampler.epoch = asked
         return order
 
     def drop_nothing(self, usual, input, p=0.5, training=True, inplace=False):
         if training and p:
-            steps.switch("dropout", p)
+            steps.switch(f"dropout {p:g}", True)  # each rate is one
         return input if inplace or not training else input.clone()
 
     def attend(self, usual, query, key, value, attn_mask=None, dropout_p=0.0, *given, **named):
         if dropout_p:
-            steps.switch("dropout", dropout_p)
+            steps.switch(f"dropout {dropout_p:g}", True)
         return usual(query, key, value, attn_mask, 0.0, *given, **named)
 
     def no_autocast(self, _, context):
@@ -323,7 +324,9 @@ register_optimizer_step_post_hook(steps.after)
 # A thread of gloo that is in Python at a fork may stop an older Python's child (python/cpython issue 112275): let it leave.
 os.register_at_fork(before=lambda: time.sleep(0.01))
 for name in ("time", "perf_counter", "monotonic", "process_time") if NUDGE else ():
-    setattr(time, name, functools.partial(output.run_faster, getattr(time, name), getattr(time, name)()))
+    for clock in (name, f"{name}_ns"):
+        setattr(time, clock, functools.partial(output.run_faster, getattr(time, clock), getattr(time, clock)()))
+timeit.default_timer = time.perf_counter  # it took the one from before
 if FORCE:
     Equal()
 else:  # The one private name: without it, a restarted run adds up gradients in another order than the unbroken one.

@@ -90,6 +90,7 @@ def judge(after, both=(), batchnorm=None):
     os.chdir(workspace.folder)
     converted = changed(AFTER, [change for change in both if change[0] in AFTER])
     Path("train_ddp.py").write_text(changed(converted, after))
+    os.utime("train_ddp.py", (0, 0))  # as old as in the original's copy, which another case has made
     return words(check["check_conversion"], workspace, "python train.py", "torchrun --standalone --nproc_per_node=2 train_ddp.py")
 
 
@@ -104,7 +105,7 @@ def words(verdict, *given):
 
 WHOLE = ("DataLoader(data, 12, sampler=DistributedSampler(data))", "DataLoader(data, 24, shuffle=True)")
 OWN = "[data[start:start + 24] for start in range(0, 144, 24)]"
-SHOWN = ("    total =", "    if rank == 0: next(iter(DataLoader(x[:9], 3, shuffle=True)))\n    total =")
+SHOWN = ("    total =", "    if rank == 0: next(iter(loader)), next(iter(DataLoader(data, 3, shuffle=True)))\n    total =")
 NO_EPOCH = ("    loader.sampler.set_epoch(epoch)\n", "")
 SEED = ("schedule =", "torch.manual_seed(7 + rank)\nschedule =")
 PART = ("        optimizer.zero_grad()\n", "        x, y = x[rank::2], y[rank::2]\n        optimizer.zero_grad()\n")
@@ -153,14 +154,18 @@ NEXT = [("torch.manual_seed(0)", "last = 1\ntorch.manual_seed(0)"), ("range(2):\
 """)]
 NOISE = [(LOSS, "F.mse_loss(model(x + torch.randn(x.shape, generator=noise)), y)"),
          ("schedule =", "noise = torch.Generator()\nschedule =")]
+GRAPH = [("data = TensorDataset(x", "graph = x\ndata = TensorDataset(torch.arange(len(x))"),
+         (LOSS, "F.mse_loss(model(graph)[x], y)")]
+CHILD = ("import os\n", "import os\nif not os.fork():\n    os._exit(open(f'{os.getpid()}.txt', 'w').close() or 0)\n")
 POSITIVE = "(F.mse_loss(model(x), y, reduction='none') * (x[:, :1] > 0)).sum() / (x[:, 0] > 0).sum()"
-SAME = r"in the check alone: .* the same: printed \(\d lines\), saved model.pt"
+SAME = r"changed for the check: .* the same: printed \(\d lines\), saved model.pt"
 CASES = {  # status, changes of the converted script, what is said, changes of both scripts
     "a right conversion, with dropout, a schedule, and pictures that rank 0 shows": (0, [SHOWN], SAME),
     "samples in dimension 1": (0, [], SAME, RNN),
     "a closure": (0, [], SAME, CLOSURE), "two optimizers, as of a GAN": (0, WRAPPED, SAME, GAN),
     "gradients that are accumulated, scaled and clipped": (0, [], SAME, ACCUMULATED),
     "BatchNorm that is synchronised on GPUs alone": (0, [], SAME, [NORM], "sync"),
+    "BatchNorm of each rank": (0, [], SAME, [NORM], "rank"), "a graph, of which each step takes nodes": (0, [], SAME, GRAPH),
     "no set_epoch": (1, [NO_EPOCH], "step 7: the sampler has the order of an earlier epoch again: is set_epoch missing"),
     "a full-size batch": (1, [("(data, 12", "(data, 24")], r"not batch_size // world_size \(see \"Two routes"),
     "the whole batch on each rank": (1, [WHOLE, NO_EPOCH], "not split between ranks"),
@@ -175,19 +180,19 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "other initial weights": (1, [("model =", "torch.rand(1)\nmodel =")], "step 1: other initial weights: 0.weight"),
     "training that goes around DDP": (1, [(LOSS, LOSS.replace("model(", "model.module("))], "averaged: does it go around DDP"),
     "clipping before averaging": (1, BY_HAND, "clipped before they are averaged", CLIPPED),
+    "another dropout": (1, [("Dropout(0.1)", "Dropout(0.5)")], "step 1: dropout 0.1 False instead of True"),
     "a learning rate times the world size": (1, [("lr=0.05", "lr=0.05 * 2")], "step 1: lr 0.1 instead of 0.05"),
     "a schedule that is not stepped": (1, [("    schedule.step()\n", "")], "step 7: lr 0.05 instead of 0.005"),
     "a schedule of rank 0 alone": (1, [("    schedule.step()", "    if rank == 0: schedule.step()")], "on rank 1 .*Decisions"),
     "a figure of one rank": (1, [("    dist.all_reduce(total)\n", "    total *= 2\n")], "the same .* printed: "),
     "lines of all ranks": (1, [("    if rank == 0:\n        print", "    print")],
                            "4 times instead .* printed, or written, by all ranks"),
-    "module. in a file": (1, [("model.module.state", "model.state")], "saved model.pt: .*names begin with module"),
     "module. in a file that is named by the time": (1, [("model.module.state", "model.state")], "pt: its names begin with", [
         ('"model.pt"', '__import__("time").strftime("model_%a_%H-%M-%S.pt")')]),
-    "a new file": (0, [("schedule =", "if rank: open('new.txt', 'w')\nschedule =")], "is new.: saved new.txt"),
+    "a new file": (0, [("schedule =", "open('new.txt', 'w')\nschedule =")], "is new.: saved new.txt"),
     "a DDP model in a file": (1, [("model.module.state_dict()", "model")], "model.pt holds the DDP model"),
     "a file of two ranks": (1, [("if rank == 0:\n    torch", "torch")], "model.pt is written by ranks 0, 1"),
-    "a rank that hangs": (1, [(STEP, f"{STEP}        if rank == 0: dist.barrier()\n")], "hangs .* rank 0: File .* rank 1: File"),
+    "a rank that hangs": (1, [CHILD, (STEP, f"{STEP}        if not rank: dist.barrier()\n")], "hangs .*rank 0: .*rank 1: File"),
     "a rank that stops alone": (1, [("    total =", "    if epoch > rank: break\n    total =")], "another rank .*Decisions"),
     "a rank that fails": (1, [(STEP, f"{STEP}        assert rank == 0, 'no data'\n")], "ends with 1 .* AssertionError: no data"),
     "noise of each rank": (2, [SEED], "augmentation and noise", [(LOSS, "F.mse_loss(model(x + torch.randn_like(x)), y)")]),
@@ -225,6 +230,10 @@ RESUME = {
         best = [2, 3, 1, 0][epoch]
         os.replace(__import__("shutil").copy("run.pt", os.urandom(4).hex()), "best.pt")
     print""")], 1, "killed at step 7 .*best.pt is saved at step 12 in only one of the two runs"),
+    "nothing, of a file that is not that of the best model": ([
+        ("range(done, 4)", "range(done, 6)"), ("    torch.save({'model'", """    if epoch in (0, 1, 4):
+        torch.save(model.state_dict(), 'best.pt')
+    if epoch % 2: torch.save({'model'""")], 0, "killed at step 13 of 36 "),
     "what is saved": ([("    print", "    mean += total\n    torch.save(mean, 'mean.pt')\n    print")], 1, "mean.pt: ': norm")}
 
 
@@ -237,13 +246,13 @@ def test_what_a_restarted_run_has_lost_is_named_by_one_that_nobody_stopped(case)
 
 
 def test_the_copy_has_what_a_script_reads_and_what_is_large_or_left_out_is_not_copied(monkeypatch):
-    for path in ("data/points.txt", "project/.git/config", "project/.venv/pyvenv.cfg", "project/run.pt", "project/train.py"):
+    for path in ("data/points.txt", "my/.git/config", "my/.venv/pyvenv.cfg", "my/run.pt", "my/a.log", "my/train.py"):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text("1")
-    with open("project/large.bin", "wb") as file:
+    with open("my/large.bin", "wb") as file:
         file.truncate(2**26)
-    monkeypatch.chdir("project")
-    _, copy = Workspace(60, ["*.pt"]).copies()
+    monkeypatch.chdir("my")
+    _, copy = Workspace(60, ["run.pt", os.path.abspath("*.log")]).copies()
     assert {*os.listdir(copy)} == {".venv", "large.bin", "train.py"} and (copy / "../data/points.txt").read_text() == "1"
     assert os.path.islink(copy / "large.bin") and os.path.islink(copy / ".venv") and not os.path.islink(copy / "train.py")
 
