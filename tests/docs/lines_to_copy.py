@@ -55,6 +55,7 @@ check("overlap, area = Gather", dice + F.cross_entropy(whole, labels))
 weights = torch.rand(30)
 exec(block("class WeightedSampler"))
 sampler = globals()["WeightedSampler"](range(30), drop_last=True)
+sampler.weights = weights
 sampler.set_epoch(1)
 order = torch.multinomial(weights, 30, replacement=True, generator=torch.Generator().manual_seed(1))
 assert [*sampler] == order[part].tolist()

@@ -205,8 +205,8 @@ def writes_of(run, offset=0):
 
 
 def first_cause(fault):
-    """A fault's step, and of one step what was not loaded, which led to the others."""
-    return int(re.search(r"\d+", fault)[0]), "not loaded" not in fault
+    """A fault's step, and of one step what led to the others."""
+    return int(re.search(r"\d+", fault)[0]), "not loaded" not in fault, "other samples" not in fault
 
 
 def report(texts, found, faults, resumed=False):

@@ -71,7 +71,8 @@ class Training:
 
     def fault(self):
         """The first, of the number of steps and of a step."""
-        newest = ": does the command resume from the newest checkpoint, and at the next step?" if self.offset else ""
+        newest = (': does the command resume from the newest checkpoint, at the next step, and load what decides when it ends? '
+                  '(see "Decisions")') if self.offset else ""
         lengths = {len(steps) for steps in self.ranks if len(steps) != len(self.base)}
         found = ['not split between ranks: each computes the whole batch (see "Two routes")'] if self.whole_on_each_rank() else []
         found += [f"{length} steps instead of {len(self.base)}{newest}" for length in lengths]
@@ -155,7 +156,8 @@ class Training:
                 if len(found) == len(steps) * size and not number:
                     return 'each rank takes a full-size batch, not batch_size // world_size (see "Two routes")'
                 if len(found) == size:
-                    return 'other samples, or some repeated: do all ranks shuffle alike, as the original? (see "Random numbers")'
+                    return "other samples, or some repeated" + (self.random_hint(one, steps, one["workers"]) or (
+                        ': do all ranks shuffle alike, as the original, in each epoch? (see "Random numbers")'))
                 return (f'other samples, or some repeated: {len(found)} instead of {size}: does the number of processes divide '
                         'the batch size, and that of all samples? Is dimension 0 the batch? (see "Two routes"); '
                         'on route B, do all ranks shuffle alike? (see "Random numbers")')
@@ -191,9 +193,10 @@ class Training:
         times = steps[0]["norms"][0] / (one["norms"][0] or 1) if one["norms"] else float(factor)  # before they are clipped
         if parallel and not near([times], [1], 0.1):
             return (f"all gradients are {times:.4g} times the original's: is a sum multiplied by world_size, but no mean, and is "
-                    'a count that of the whole batch? (see "Sums and unequal parts"); unscale_ before clipping')
+                    'a count that of the whole batch? (see "Sums and unequal parts"); does it divide by the number of parts that '
+                    'it accumulates, and call unscale_ before it clips?')
         return (f"gradients differ, samples do not{names}{hint}; do parts count unequally (padding, class weights), or must the "
-                'loss or a buffer be computed from all samples? (see "Sums and unequal parts")')
+                'loss or a buffer be computed from all samples? (see "Sums and unequal parts"); is zero_grad missing?')
 
 
 def gap(one, other):
@@ -278,7 +281,7 @@ def read_lines(path):
 def value_lines(value, name=""):
     if isinstance(value, (list, tuple)) or hasattr(value, "keys"):
         keys = value.keys() if hasattr(value, "keys") else range(len(value))
-        for key in [key for key in keys if key not in ("args", "config", "hparams")]:  # which may differ
+        for key in [key for key in keys if key not in ("args", "config", "hparams") and "rng" not in str(key)]:  # may differ
             yield from value_lines(value[key], f"{name}.{key}".strip("."))
     elif isinstance(value, (torch.Tensor, numpy.ndarray)) and value.ndim:
         flat = torch.as_tensor(value).double().flatten().nan_to_num()

@@ -140,7 +140,8 @@ ACCUMULATED = [(f"        loss = {LOSS}\n        loss.backward()\n", """        
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         loss = torch.zeros(())
 """), (STEP, "        scaler.step(optimizer)\n        scaler.update()\n"),
-               ("schedule =", "scaler = torch.amp.GradScaler('cpu')\nschedule =")]
+               ("schedule =", "scaler = torch.amp.GradScaler('cpu')\nschedule ="),
+               ('_dict(), "model', '_dict() | {"rng": torch.get_rng_state()}, "model')]
 NORM = (MODEL, "nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))")
 CLIPPED = [(STEP, f"        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n{STEP}")]
 BY_HAND = [(LOSS, LOSS.replace("model(", "model.module(")), (STEP, f"""        for one in model.parameters():
@@ -154,6 +155,9 @@ NEXT = [("torch.manual_seed(0)", "last = 1\ntorch.manual_seed(0)"), ("range(2):\
 """)]
 NOISE = [(LOSS, "F.mse_loss(model(x + torch.randn(x.shape, generator=noise)), y)"),
          ("schedule =", "noise = torch.Generator()\nschedule =")]
+FLIP = [("randn(144, 4)", "randn(72, 4)\nx = torch.cat([x, -x])"),
+        (LOSS, "F.mse_loss(model(x * (torch.randint(2, (len(x), 1)) * 2 - 1)), y)")]
+AUTOCAST = [(f"        loss = {LOSS}", f"        with torch.autocast('cpu'):\n            loss = {LOSS}")]
 GRAPH = [("data = TensorDataset(x", "graph = x\ndata = TensorDataset(torch.arange(len(x))"),
          (LOSS, "F.mse_loss(model(graph)[x], y)")]
 CHILD = ("import os\n", "import os\nif not os.fork():\n    os._exit(open(f'{os.getpid()}.txt', 'w').close() or 0)\n")
@@ -181,6 +185,7 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "training that goes around DDP": (1, [(LOSS, LOSS.replace("model(", "model.module("))], "averaged: does it go around DDP"),
     "clipping before averaging": (1, BY_HAND, "clipped before they are averaged", CLIPPED),
     "another dropout": (1, [("Dropout(0.1)", "Dropout(0.5)")], "step 1: dropout 0.1 False instead of True"),
+    "no autocast": (1, [("cast('cpu'", "cast('cpu', enabled=False")], "autocast False instead of torch.bfloat16", AUTOCAST),
     "a learning rate times the world size": (1, [("lr=0.05", "lr=0.05 * 2")], "step 1: lr 0.1 instead of 0.05"),
     "a schedule that is not stepped": (1, [("    schedule.step()\n", "")], "step 7: lr 0.05 instead of 0.005"),
     "a schedule of rank 0 alone": (1, [("    schedule.step()", "    if rank == 0: schedule.step()")], "on rank 1 .*Decisions"),
@@ -196,6 +201,7 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "a rank that stops alone": (1, [("    total =", "    if epoch > rank: break\n    total =")], "another rank .*Decisions"),
     "a rank that fails": (1, [(STEP, f"{STEP}        assert rank == 0, 'no data'\n")], "ends with 1 .* AssertionError: no data"),
     "noise of each rank": (2, [SEED], "augmentation and noise", [(LOSS, "F.mse_loss(model(x + torch.randn_like(x)), y)")]),
+    "flips of each rank": (2, [SEED], "augmentation and noise", FLIP),
     "plain BatchNorm": (2, [], "--sync-batchnorm", [NORM]),
     "a write outside": (2, [("schedule =", f"open('{TOOL}/new.txt', 'w')\nschedule =")], "writes to .*/new.txt, outside")}
 
