@@ -147,4 +147,5 @@ if __name__ == "__main__":
     device = ddp_setup()
     # If data must be downloaded, let local rank 0 do it here; the others wait at dist.barrier().
     main(args, device)
+    dist.barrier()  # until rank 0 has saved: torchrun cannot restart a machine that has ended
     dist.destroy_process_group()  # after main, because its model keeps the group alive

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from chapters import blocks
-from launch import EXACT, ROOT, SMALL, hold, train
+from launch import EXACT, ROOT, SMALL, after, hold, train
 from results import check_equal, figures, load
 
 
@@ -12,14 +12,25 @@ def alone(epochs):
     return figures(train("single_gpu.py", epochs, *SMALL, before=EXACT).stdout)
 
 
+def start(hosts, *arguments, before):
+    """README's command on each host."""
+    command, = (block for block in blocks("sh") if "PET_RDZV_ENDPOINT" in block)
+    command = command.replace("node1", hosts[0].name).replace("node=4", "node=1").replace("multinode.py 50 10\n", '"$@"')
+    script = ROOT / "multinode.py", *arguments, "--device", "cpu", *SMALL
+    return [host.start("sh", "-c", command, "-", *script, before=before) for host in hosts]
+
+
+def test_a_last_save_that_fails_ends_on_both_hosts_with_an_error(hosts):
+    jobs = start(hosts, 1, before=EXACT + after("os.fsync", "time.sleep(3); raise OSError('the disk is full')"))
+    assert all(job.wait() for job in jobs)
+    assert "the disk is full" in jobs[0].stderr
+
+
 def test_readmes_command_resumes_from_the_file_of_rank_0_alone_and_ends_on_both_hosts_when_the_cable_is_cut(hosts):
     for host, epochs in zip(hosts[::-1], (1, 2)):  # each has a file, but not the same
         alone(epochs)
         shutil.copy("single_gpu.pt", host.folder / "multinode.pt")
-    command, = (block for block in blocks("sh") if "PET_RDZV_ENDPOINT" in block)
-    command = command.replace("node1", hosts[0].name).replace("node=4", "node=1").replace("multinode.py 50 10\n", '"$@"')
-    script = ROOT / "multinode.py", 1000, 1, "--device", "cpu", *SMALL
-    jobs = [host.start("sh", "-c", command, "-", *script, before=EXACT) for host in hosts]
+    jobs = start(hosts, 1000, 1, before=EXACT)
     jobs[0].wait_for("after epoch 3")
     for host, other in (hosts, hosts[::-1]):  # what is sent from now on is lost, and nobody is told
         host.run("ip", "neigh", "replace", other.address, "lladdr", "02:00:00:00:00:01", "dev", "eth0")
