@@ -102,7 +102,7 @@ def main(args, device):
     torch.manual_seed(0)
     model = LanguageModel().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, total_iters=args.max_steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / args.max_steps)
     steps_done = resume(read_checkpoint(args.checkpoint), model, optimizer, schedule)
 
     batches = endless(train_loader)

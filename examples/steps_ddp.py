@@ -128,7 +128,7 @@ def main(args, device):
     torch.manual_seed(0)
     model = LanguageModel().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, total_iters=args.max_steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / args.max_steps)
     checkpoint = [read_checkpoint(args.checkpoint) if rank == 0 else None]
     dist.broadcast_object_list(checkpoint)  # other machines may not see the file
     steps_done = resume(checkpoint.pop(), model, optimizer, schedule)  # pop frees its memory
@@ -166,4 +166,5 @@ if __name__ == "__main__":
         raise SystemExit(__doc__)
     device = ddp_setup()
     main(args, device)
+    dist.barrier()  # until rank 0 has saved: torchrun cannot restart a machine that has ended
     dist.destroy_process_group()  # after main, because its model keeps the group alive
