@@ -166,5 +166,5 @@ if __name__ == "__main__":
         raise SystemExit(__doc__)
     device = ddp_setup()
     main(args, device)
-    dist.barrier()  # until rank 0 has saved: torchrun cannot restart a machine that has ended
+    dist.barrier()  # until rank 0 has saved: if that fails, torchrun must restart all machines
     dist.destroy_process_group()  # after main, because its model keeps the group alive

@@ -145,7 +145,7 @@ if __name__ == "__main__":
     if "LOCAL_RANK" not in os.environ:
         raise SystemExit(__doc__)
     device = ddp_setup()
-    # If data must be downloaded, let local rank 0 do it here; the others wait at dist.barrier().
+    # To download data, let local rank 0 do it here; then all ranks must call dist.barrier().
     main(args, device)
-    dist.barrier()  # until rank 0 has saved: torchrun cannot restart a machine that has ended
+    dist.barrier()  # until rank 0 has saved: if that fails, torchrun must restart all machines
     dist.destroy_process_group()  # after main, because its model keeps the group alive
