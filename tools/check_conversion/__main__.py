@@ -154,10 +154,10 @@ def check_conversion(workspace, original, converted):
         raise Verdict(1, fault)
     found, writers = [*map(outputs, (first, second, other))], defaultdict(set)
     for note in other.notes["wrote"]:
-        if f"saved {note['file']}" in found[2] and (other.copy / note["file"]).stat().st_size:  # a lock is empty
-            writers[note["file"]].add(note["rank"])
+        writers[note["file"]].add(note["rank"])
     faults = [f'{file} is written by ranks {", ".join(map(str, sorted(ranks)))} (see "Saving")'
-              for file, ranks in sorted(writers.items()) if len(ranks) > 1]
+              for file, ranks in sorted(writers.items()) if len(ranks) > 1
+              and f"saved {file}" in found[2] and (other.copy / file).stat().st_size]  # a lock is empty
     faults += sorted({f'{note["file"]} holds the DDP model, not model.module (see "Saving")'
                       for note in other.notes["saved"] if note["wrapped"]})
     batchnorm = "; BatchNorm is as its option says, on CPUs too" if workspace.settings["batchnorm"] else ""

@@ -84,7 +84,7 @@ class Training:
         return "; ".join(found)
 
     def step_fault(self, number, one, steps):
-        seeds = [step["shuffles"] for step in steps]  # rank 0 alone may show pictures
+        seeds = [step["shuffles"] for step in steps]  # by kind of sampler and size; rank 0 alone may show pictures
         if any({*its[of]} != {*seeds[0][of]} for its in seeds for of in its.keys() & seeds[0].keys()):
             return 'the ranks shuffle the samples by different seeds (see "Random numbers")'
         if not all(step["known"] for step in steps):

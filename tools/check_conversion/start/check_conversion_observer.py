@@ -244,8 +244,9 @@ class Equal:
         return usual(query, key, value, attn_mask, 0.0, *given, **named)
 
     def no_autocast(self, _, context):
-        on, works = torch.is_autocast_enabled(context.device), context.device == "cpu" or torch.accelerator.is_available()
-        steps.switch("autocast", (on and str(torch.get_autocast_dtype(context.device))) if works else None)
+        on = torch.is_autocast_enabled(context.device)
+        works = context.device == "cpu" or torch.accelerator.is_available()
+        steps.switch("autocast", str(torch.get_autocast_dtype(context.device)) if on else False if works else None)
         if on:
             torch.set_autocast_enabled(context.device, False)  # until its end
 
