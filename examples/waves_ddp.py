@@ -130,7 +130,7 @@ def main(args, device):
             print(f"epoch {epoch + 1}/{args.epochs} | loss {loss / trained:.4f} "
                   f"| accuracy {accuracy:.2%}", flush=True)
             if improved:
-                save(model.module.state_dict(), "waves_best.pt")
+                save(model.module.state_dict(), f"{args.checkpoint}.best")
             save({"model": model.module.state_dict(),
                   "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(),
                   "epoch": epoch + 1, "best": best}, args.checkpoint)

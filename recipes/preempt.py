@@ -65,7 +65,7 @@ def main(args, device):
     assert args.batch_size % world_size == 0, f"--batch-size must be a multiple of {world_size}"
     options = dict(batch_size=args.batch_size // world_size,
                    num_workers=args.workers, pin_memory=device.type != "cpu")
-    order = []  # this rank's samples left in the epoch
+    order = list(sampler)  # this rank's samples left in the epoch
     train_loader = DataLoader(train_set, sampler=order, drop_last=True, **options)
     val_loader = DataLoader(val_set, **options)
 
