@@ -23,7 +23,7 @@ from compare import Training, Verdict, compare_lines, read_lines, same_names
 LEFT_OUT = {".git", "__pycache__", "node_modules", ".cache", ".ipynb_checkpoints"}
 JUDGED = "the converted script", "the restarted run"  # if one of these fails, that is the verdict; of others, there is none
 NOT_HERE = "invalid device ordinal|Duplicate GPU|SyncBatchNorm layers only work|DTensor|check_conversion_observer"
-ERROR = r"[\w.]+(Error|Exception):|.*: can't open file"
+ERROR = r"[\w.]+(Error|Exception):|.*: (can't open file|error: )"
 
 
 class Run:

@@ -71,13 +71,12 @@ class Training:
 
     def fault(self):
         """The first, of the number of steps and of a step."""
-        newest = (': does the command resume from the newest checkpoint, at the next step, and load what decides when it ends? '
-                  '(see "Decisions")') if self.offset else ""
         lengths = {len(steps) for steps in self.ranks if len(steps) != len(self.base)}
+        if lengths and self.offset:  # each step is another one, so all differ
+            return (f"{min(lengths)} steps instead of {len(self.base)}: does the command resume from the newest checkpoint, at "
+                    'the next step, and load what decides when it ends? (see "Decisions")')
         found = ['not split between ranks: each computes the whole batch (see "Two routes")'] if self.whole_on_each_rank() else []
-        found += [f"{length} steps instead of {len(self.base)}{newest}" for length in lengths]
-        if found and self.offset:
-            return "; ".join(found)  # each step is another one, so all differ
+        found += [f"{length} steps instead of {len(self.base)}" for length in lengths]
         for number, (one, *steps) in enumerate(zip(self.base, *self.ranks)):
             if fault := self.step_fault(number, one, steps):
                 return "; ".join([*found, f"step {self.offset + number + 1}: {fault}"])
@@ -175,9 +174,10 @@ class Training:
         return '; do the ranks draw alike what must differ? (see "Random numbers")' if any(one["drawn"]) else ""
 
     def whole_on_each_rank(self):
-        pairs = [(one["samples"][0], step["samples"][0]) for steps in self.ranks for one, step in zip(self.base, steps)]
+        pairs = [(one["samples"][0], step["samples"][0]) for steps in self.ranks for one, step in zip(self.base, steps)
+                 if len(one["samples"][0]) > 1]  # otherwise all ranks may have one, or none: it is a second optimizer's step
         changes = any(mine != pairs[0][0] for mine, _ in pairs)  # otherwise it may be a graph, of which a step takes nodes
-        return len(self.ranks) > 1 and changes and all(len(mine) > 1 and alike(mine, others) for mine, others in pairs)
+        return len(self.ranks) > 1 and changes and all(alike(mine, others) for mine, others in pairs)
 
     def gradient_fault(self, one, steps, names):
         """Of what the gradients of one step can have, the first that fits."""
@@ -204,7 +204,7 @@ def gap(one, other):
     a, b, (mantissa, _, exponent) = float(one), float(other), one.lower().partition("e")
     size, distance = max(abs(a), abs(b)), abs(a - b)
     unit = 1.01 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) if "." in mantissa else 0
-    if one == other or distance <= unit < 1e-3 * size:
+    if one == other or a == b or distance <= unit < 1e-3 * size:
         return 0.0
     return distance / size if distance < float("inf") else 1.0
 

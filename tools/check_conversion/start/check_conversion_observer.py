@@ -126,7 +126,7 @@ class Steps:
             module.dropout = 0.0  # RNNs hand it on to C++
         if self.inside or (torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters())):
             self.inside.append(module)
-        if len(self.inside) == 1:
+        if len(self.inside) == 1 and module not in self.inner:
             self.inner.update(one for one in module.modules() if one is not module)
             self.names |= {id(one): name.removeprefix("module.") for name, one in module.named_parameters()}
 
@@ -161,7 +161,8 @@ class Steps:
 
     def after(self, optimizer, given, named):
         global count
-        if self.stepping.pop() and self.stepping:
+        self.stepping.pop()
+        if self.stepping:
             return
         count += 1
         self.mine["after"] = [one.detach().clone() for one in self.parameters]

@@ -117,6 +117,9 @@ class Net(nn.Module):
     def forward(self, x):  # steps, samples, features
         return self.head(self.rnn(x)[0][-1])
 x = torch.randn""")]
+TWO = [("SGD(model.parameters()", "SGD([*model.parameters()][2:]"), ("optimizer.zero", "model.zero"),
+       ("schedule =", "second = torch.optim.Adam([*model.parameters()][:2])\nschedule ="),
+       (STEP, f"{STEP}        second.step()\n")]
 CLOSURE = [("SGD(model.parameters(), lr=0.05, momentum=0.9)", "LBFGS(model.parameters(), lr=0.1, max_iter=3)"),
            (f"        optimizer.zero_grad()\n        loss = {LOSS}", f"        def closure():\n            loss = {LOSS}"),
            ("        loss.backward()\n", """            optimizer.zero_grad()
@@ -160,6 +163,7 @@ FLIP = [("randn(144, 4)", "randn(72, 4)\nx = torch.cat([x, -x])"),
 AUTOCAST = [(f"        loss = {LOSS}", f"        with torch.autocast('cpu'):\n            loss = {LOSS}")]
 GRAPH = [("data = TensorDataset(x", "graph = x\ndata = TensorDataset(torch.arange(len(x))"),
          (LOSS, "F.mse_loss(model(graph)[x], y)")]
+REFUSED = ("schedule =", "__import__('argparse').ArgumentParser().error('no --lr')\nschedule =")
 CHILD = ("import os\n", "import os\nif not os.fork():\n    os._exit(open(f'{os.getpid()}.txt', 'w').close() or 0)\n")
 POSITIVE = "(F.mse_loss(model(x), y, reduction='none') * (x[:, :1] > 0)).sum() / (x[:, 0] > 0).sum()"
 SAME = r"changed for the check: .* the same: printed \(\d lines\), saved model.pt"
@@ -172,7 +176,7 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "BatchNorm of each rank": (0, [], SAME, [NORM], "rank"), "a graph, of which each step takes nodes": (0, [], SAME, GRAPH),
     "no set_epoch": (1, [NO_EPOCH], "step 7: the sampler has the order of an earlier epoch again: is set_epoch missing"),
     "a full-size batch": (1, [("(data, 12", "(data, 24")], r"not batch_size // world_size \(see \"Two routes"),
-    "the whole batch on each rank": (1, [WHOLE, NO_EPOCH], "not split between ranks"),
+    "the whole batch on each rank, for two optimizers": (1, [WHOLE, NO_EPOCH], "not split between ranks", TWO),
     "an order of each rank": (1, [WHOLE, NO_EPOCH, PART, SEED], "different seeds .*Random numbers"),
     "a sum of losses": (1, [], "step 1: all gradients are 0.5 times", [(LOSS, LOSS.replace("y)", "y, reduction='sum')"))]),
     "a sum, of batches drawn by hand": (1, [(WHOLE[0], OWN), NO_EPOCH, PART, SEED], "step 1: all gradients are 0.5 times", [
@@ -201,6 +205,7 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
                           "hangs .* rank 0: File .* rank 1: File"),
     "a rank that stops alone": (1, [("    total =", "    if epoch > rank: break\n    total =")], "another rank .*Decisions"),
     "a rank that fails": (1, [(STEP, f"{STEP}        assert rank == 0, 'no data'\n")], "ends with 1 .* AssertionError: no data"),
+    "an option that it does not have": (1, [REFUSED], "ends with 1 .* error: no --lr"),
     "noise of each rank": (2, [SEED], "augmentation and noise", [(LOSS, "F.mse_loss(model(x + torch.randn_like(x)), y)")]),
     "flips of each rank": (2, [SEED], "augmentation and noise", FLIP),
     "plain BatchNorm": (2, [], "--sync-batchnorm", [NORM]),
@@ -269,7 +274,7 @@ def test_the_copy_has_what_a_script_reads_and_what_is_large_or_left_out_is_not_c
     (["took 1.0 s", "took 1.5 s", "took 9.0 s"], 0), (["at  1.0 s, loss 1", "at 90.0 s, loss 1", "at  2.0 s, loss 2"], 1),
     (["Sat 28 Nov, loss 1", "Sun 29 Nov, loss 1", "Sat 28 Nov, loss 2"], 1),
     (["28 12:00:07,1 done", "29 12:31:07,1 done", "28 12:00:09,5 done"], 0),
-    (["acc 91.4", "acc 91.4", "acc 91.3"], 1), (["nan", "nan", "nan"], 0)])
+    (["acc 91.4", "acc 91.4", "acc 91.3"], 1), (["0.00", "0.00", "-0.00"], 0), (["nan", "nan", "nan"], 0)])
 def test_a_printed_number_may_differ_as_far_as_rounding_and_the_clock_move_it(lines, differ):
     assert len(compare_lines([[line] for line in lines])[0]) == differ
 
