@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.distributed.nn
 import torch.nn.functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
 
 settings = json.loads(os.environ["CHECK_CONVERSION"])
 FORCE, RECORD, NUDGE = map(settings.get, ("force", "record", "nudge"))
@@ -195,6 +195,7 @@ class Equal:
         replace(F, "scaled_dot_product_attention", self.attend)
         replace(F, "batch_norm", self.normalise)  # plain BatchNorm as SyncBatchNorm
         replace(RandomSampler, "__iter__", self.draw)  # in both scripts the same order
+        replace(SubsetRandomSampler, "__iter__", self.draw_of)
         replace(DistributedSampler, "__iter__", self.share_out)
         on_call(DataLoader, "__iter__", self.begin_loading)
         on_call(torch.autocast, "__enter__", self.no_autocast)  # it rounds too much
@@ -225,6 +226,9 @@ class Equal:
         drawn = checksum((sampler.generator or torch.default_generator).get_state().tolist())
         seeded = torch.Generator().manual_seed(self.epoch_number(sampler, sampler.data_source, count, drawn))
         return iter(torch.randperm(sampler.num_samples, generator=seeded, device="cpu").tolist())
+
+    def draw_of(self, usual, sampler):
+        return (sampler.indices[one] for one in RandomSampler(sampler.indices, generator=sampler.generator))
 
     def share_out(self, usual, sampler):
         asked = sampler.seed, sampler.epoch

@@ -170,6 +170,8 @@ SAME = r"changed for the check: .* the same: printed \(\d lines\), saved model.p
 CASES = {  # status, changes of the converted script, what is said, changes of both scripts
     "a right conversion, with dropout, a schedule, and pictures that rank 0 shows": (0, [SHOWN], SAME),
     "samples in dimension 1": (0, [], SAME, RNN),
+    "a sampler of some samples": (0, [], SAME, [(WHOLE[1], "DataLoader(data, 24, sampler=SubsetRandomSampler(range(144)))"), (
+        "import DataLoader, ", "import SubsetRandomSampler, DataLoader, ")]),
     "a closure": (0, [], SAME, CLOSURE), "two optimizers, as of a GAN": (0, WRAPPED, SAME, GAN),
     "gradients that are accumulated, scaled and clipped": (0, [], SAME, ACCUMULATED),
     "BatchNorm that is synchronised on GPUs alone": (0, [], SAME, [NORM], "sync"),
