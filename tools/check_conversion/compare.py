@@ -85,7 +85,7 @@ class Training:
     def step_fault(self, number, one, steps):
         seeds = [step["shuffles"] for step in steps]  # by kind of sampler and size; rank 0 alone may show pictures
         if any({*its[of]} != {*seeds[0][of]} for its in seeds for of in its.keys() & seeds[0].keys()):
-            return 'the ranks shuffle the samples by different seeds (see "Random numbers")'
+            return 'the ranks shuffle the samples by different seeds or epochs (see "Random numbers")'
         if not all(step["known"] for step in steps):
             if number and any(len(run) != len(self.base) for run in self.ranks):
                 return 'other parameters: does an earlier model train for another number of steps? (see "Decisions")'
@@ -162,8 +162,8 @@ class Training:
                         'on route B, do all ranks shuffle alike? (see "Random numbers")')
         hint = self.random_hint(one, steps, one["workers"])
         return "samples or values that the original never feeds its model" + (
-            hint or '; is noise or mixup drawn for a part instead of the whole batch? (see "Random numbers"); '
-            'if they are padded, do parts count unequally? (see "Sums and unequal parts")')
+            hint or '; is noise or mixup drawn for a part, not the whole batch, or do the ranks draw other batches? '
+            '(see "Random numbers"); if they are padded, do parts count unequally? (see "Sums and unequal parts")')
 
     def random_hint(self, one, steps, workers=False):
         """No verdict, if ranks draw numbers of their own: they are no fault, but hide one."""
@@ -183,7 +183,7 @@ class Training:
         """Of what the gradients of one step can have, the first that fits."""
         if self.offset:
             return (f'gradients differ, samples do not{names}: is dropout seeded in each epoch, or in each step after '
-                    'the batch is taken? (see "Random numbers")')
+                    'the batch is taken (see "Random numbers"), and is a second model, as a target, loaded?')
         if len(steps[0]["norms"]) != len(one["norms"]) or not all(near(steps[0]["norms"], step["norms"]) for step in steps):
             return 'gradients are clipped before they are averaged (see "Sums and unequal parts")'
         hint = self.random_hint(one, steps)
@@ -196,7 +196,8 @@ class Training:
                     'a count that of the whole batch? (see "Sums and unequal parts"); does it divide by the number of parts that '
                     'it accumulates, and call unscale_ before it clips?')
         return (f"gradients differ, samples do not{names}{hint}; do parts count unequally (padding, class weights), or must the "
-                'loss or a buffer be computed from all samples? (see "Sums and unequal parts"); is zero_grad missing?')
+                'loss or a buffer be computed from all samples? (see "Sums and unequal parts"); is zero_grad missing, '
+                'or is a second model, as a target, not the same on all ranks?')
 
 
 def gap(one, other):

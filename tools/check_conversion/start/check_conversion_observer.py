@@ -187,7 +187,7 @@ class Equal:
     def __init__(self):
         self.epochs = {}  # by dataset: for each what its sampler was asked for, and the steps before it
         for owner, name in ((torch, "manual_seed"), (random, "seed"), (numpy.random, "seed")):
-            getattr(owner, name)(0)
+            getattr(owner, name)(rank)  # as processes differ whose script does not seed them
             replace(owner, name, steps.seed)
         on_call(torch.optim.Optimizer, "__init__", steps.forget_draws)  # initial weights
         for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
@@ -233,7 +233,7 @@ class Equal:
     def share_out(self, usual, sampler):
         asked = sampler.seed, sampler.epoch
         if sampler.shuffle:
-            sampler.seed, sampler.epoch = 0, self.epoch_number(sampler, sampler.dataset, asked, sampler.seed)
+            sampler.seed, sampler.epoch = 0, self.epoch_number(sampler, sampler.dataset, asked, sum(asked))
         order = usual(sampler)
         sampler.seed, sampler.epoch = asked
         return order
