@@ -162,7 +162,7 @@ class Training:
                         'on route B, do all ranks shuffle alike? (see "Random numbers")')
         hint = self.random_hint(one, steps, one["workers"])
         return "samples or values that the original never feeds its model" + (
-            hint or '; is noise or mixup drawn for a part, not the whole batch, or do the ranks draw other batches? '
+            hint or '; is noise or mixup drawn for a part instead of the whole batch, or do the ranks draw other batches? '
             '(see "Random numbers"); if they are padded, do parts count unequally? (see "Sums and unequal parts")')
 
     def random_hint(self, one, steps, workers=False):
@@ -175,7 +175,7 @@ class Training:
 
     def whole_on_each_rank(self):
         pairs = [(one["samples"][0], step["samples"][0]) for steps in self.ranks for one, step in zip(self.base, steps)
-                 if len(one["samples"][0]) > 1]  # otherwise all ranks may have one, or none: it is a second optimizer's step
+                 if len(one["samples"][0]) > 1]  # one sample, or none, as in a second optimizer's step, says nothing
         changes = any(mine != pairs[0][0] for mine, _ in pairs)  # otherwise it may be a graph, of which a step takes nodes
         return len(self.ranks) > 1 and changes and all(alike(mine, others) for mine, others in pairs)
 

@@ -195,7 +195,7 @@ class Equal:
         replace(F, "scaled_dot_product_attention", self.attend)
         replace(F, "batch_norm", self.normalise)  # plain BatchNorm as SyncBatchNorm
         replace(RandomSampler, "__iter__", self.draw)  # in both scripts the same order
-        replace(SubsetRandomSampler, "__iter__", self.draw_of)
+        replace(SubsetRandomSampler, "__iter__", self.draw_subset)
         replace(DistributedSampler, "__iter__", self.share_out)
         on_call(DataLoader, "__iter__", self.begin_loading)
         on_call(torch.autocast, "__enter__", self.no_autocast)  # it rounds too much
@@ -227,7 +227,7 @@ class Equal:
         seeded = torch.Generator().manual_seed(self.epoch_number(sampler, sampler.data_source, count, drawn))
         return iter(torch.randperm(sampler.num_samples, generator=seeded, device="cpu").tolist())
 
-    def draw_of(self, usual, sampler):
+    def draw_subset(self, usual, sampler):
         return (sampler.indices[one] for one in RandomSampler(sampler.indices, generator=sampler.generator))
 
     def share_out(self, usual, sampler):
@@ -250,8 +250,8 @@ class Equal:
 
     def no_autocast(self, _, context):
         on = torch.is_autocast_enabled(context.device)
-        works = context.device == "cpu" or torch.accelerator.is_available()
-        steps.switch("autocast", str(torch.get_autocast_dtype(context.device)) if on else False if works else None)
+        off = False if context.device == "cpu" or torch.accelerator.is_available() else None
+        steps.switch("autocast", str(torch.get_autocast_dtype(context.device)) if on else off)
         if on:
             torch.set_autocast_enabled(context.device, False)  # until its end
 
