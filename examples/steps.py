@@ -2,6 +2,7 @@
 python examples/steps.py --max-steps 200"""
 import argparse
 import os
+import zipfile
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,8 @@ class LanguageModel(nn.Module):
 def read_checkpoint(path):
     """The checkpoint, on the CPU; None if there is none."""
     if os.path.exists(path):
+        # The file is a zip archive. testzip verifies its checksums; torch.load does not.
+        assert not zipfile.ZipFile(path).testzip(), f"{path} is damaged"
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
@@ -95,6 +98,7 @@ def evaluate(model, loader, device):
 
 def main(args, device):
     train_set, val_set = load_data(600, seed=1), load_data(101, seed=2)
+    assert args.batch_size <= len(train_set), "--batch-size exceeds the training set"
     batch_size = args.batch_size
     train_loader = DataLoader(train_set, batch_size, shuffle=True, drop_last=True)
     val_loader = DataLoader(val_set, PART)

@@ -2,6 +2,7 @@
 torchrun --standalone --nproc_per_node=2 examples/steps_ddp.py --max-steps 200"""
 import argparse
 import os
+import zipfile
 from contextlib import nullcontext
 
 import torch
@@ -51,6 +52,8 @@ class LanguageModel(nn.Module):
 def read_checkpoint(path):
     """The checkpoint, on the CPU; None if there is none."""
     if os.path.exists(path):
+        # The file is a zip archive. testzip verifies its checksums; torch.load does not.
+        assert not zipfile.ZipFile(path).testzip(), f"{path} is damaged"
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
@@ -119,6 +122,7 @@ def evaluate(model, loader, device):
 def main(args, device):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set = load_data(600, seed=1), load_data(101, seed=2)
+    assert args.batch_size <= len(train_set), "--batch-size exceeds the training set"
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # each sample on one rank only
     sampler = DistributedSampler(train_set, drop_last=True)  # shuffles; drop_last: no sample twice
     assert args.batch_size % world_size == 0, f"--batch-size must be a multiple of {world_size}"

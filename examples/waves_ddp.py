@@ -3,6 +3,7 @@ torchrun --standalone --nproc_per_node=2 examples/waves_ddp.py --epochs 10"""
 import argparse
 import math
 import os
+import zipfile
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,8 @@ def build_model():
 def read_checkpoint(path):
     """The checkpoint, on the CPU; None if there is none."""
     if os.path.exists(path):
+        # The file is a zip archive. testzip verifies its checksums; torch.load does not.
+        assert not zipfile.ZipFile(path).testzip(), f"{path} is damaged"
         return torch.load(path, map_location="cpu", weights_only=True)
 
 

@@ -51,6 +51,9 @@ def test_a_finished_run_that_is_started_again_says_what_to_do_and_saves_nothing(
         "Nothing is left to train. To continue, ask for more epochs; to start over, delete multigpu_torchrun.pt.\n")
 
 
+READERS = "single_gpu.py multigpu_torchrun.py multinode.py examples/waves_ddp.py examples/steps_ddp.py".split()
+
+
 def test_a_file_that_is_damaged_foreign_or_holds_code_ends_the_run_before_it_trains_and_is_left_as_it_was():
     train("single_gpu.py", 1, *SMALL, "--checkpoint", "run.pt", before=LITTLE_DATA)
     flipped = bytearray(Path("run.pt").read_bytes())
@@ -61,7 +64,7 @@ def test_a_file_that_is_damaged_foreign_or_holds_code_ends_the_run_before_it_tra
     for says, content in contents.items():
         torch.save(content, "run.pt") if isinstance(content, dict) else Path("run.pt").write_bytes(content)
         before = Path("run.pt").read_bytes()
-        for script in ["single_gpu.py", "multigpu_torchrun.py", "multinode.py"] if says == "run.pt is damaged" else ["dp.py"]:
-            job = train(script, 2, *SMALL, "--checkpoint", "run.pt", status=1, before=LITTLE_DATA)
+        for script in READERS if says == "run.pt is damaged" else ["dp.py"]:
+            job = train(script, "--checkpoint", "run.pt", status=1, before=LITTLE_DATA)
             assert says in job.stderr and "epoch" not in job.stdout
             assert Path("run.pt").read_bytes() == before
