@@ -42,8 +42,7 @@ def same_samples(mine, parts):
 def excess(one, step, kind):
     """How far each of a step's tensors is from the original's, in multiples of what it may be."""
     norms = tensor(one[kind])[:, 0]
-    limits = {"before": 1e-6 * norms, "after": 1e-6 * norms + 1e-4 * tensor(one["update"]),
-              "gradients": 1e-4 * norms + 5e-6 * norms.norm()}[kind]
+    limits = 1e-4 * norms + 5e-6 * norms.norm() if kind == "gradients" else 1e-6 * norms + 1e-3 * tensor(one["update"])
     return tensor(step[kind])[:, 1] / (limits + 1e-30)
 
 
@@ -100,8 +99,8 @@ class Training:
             return option
         names = self.wrong(one, steps, "gradients")
         if names or not all(near(one["norms"], step["norms"]) for step in steps):
-            return (self.not_averaged(one, steps) or self.sample_fault(number, one, steps) or
-                    self.gradient_fault(one, steps, names))
+            return (self.not_averaged(one, steps) or self.size_fault(one, steps) or
+                    self.sample_fault(number, one, steps) or self.gradient_fault(one, steps, names))
         names = self.wrong(one, steps, "after")
         advice = ('is its state loaded? (see "Load first, then DDP")' if self.offset else
                   'is it another one, or do parts count unequally in its closure? (see "Sums and unequal parts")')
@@ -137,6 +136,22 @@ class Training:
             return ""
         return ('the ranks have different gradients, not averaged: does it go around DDP, call backward twice, end in '
                 'no_sync, or unfreeze layers? (see "Training goes through DDP")')
+
+    def size_fault(self, one, steps):
+        """Of gradients that are clipped, or that only a factor makes different, whatever the samples are."""
+        if self.offset:
+            return ""
+        if len(steps[0]["norms"]) != len(one["norms"]) or not all(near(steps[0]["norms"], step["norms"]) for step in steps):
+            return 'gradients are clipped before they are averaged (see "Sums and unequal parts")'
+        norm, first = tensor(one["gradients"])[:, 0].norm(), tensor(steps[0]["gradients"])
+        factor = first[:, 2].sum() / norm ** 2
+        parallel = near([first[:, 1].norm()], [(factor - 1).abs() * norm], 1e-3, norm)
+        times = steps[0]["norms"][0] / (one["norms"][0] or 1) if one["norms"] else float(factor)  # before they are clipped
+        if not parallel or near([times], [1], 0.1):
+            return ""
+        return (f"all gradients are {times:.4g} times the original's: is a sum multiplied by world_size, but no mean, and is "
+                'a count that of the whole batch? (see "Sums and unequal parts"); does it divide by the number of parts that '
+                'it accumulates, and call unscale_ before it clips?')
 
     def sample_fault(self, number, one, steps):
         parts = [step["samples"] for step in steps]
@@ -183,18 +198,8 @@ class Training:
         """Of what the gradients of one step can have, the first that fits."""
         if self.offset:
             return (f'gradients differ, samples do not{names}: is dropout seeded in each epoch, or in each step after '
-                    'the batch is taken (see "Random numbers"), and is a second model, as a target, loaded?')
-        if len(steps[0]["norms"]) != len(one["norms"]) or not all(near(steps[0]["norms"], step["norms"]) for step in steps):
-            return 'gradients are clipped before they are averaged (see "Sums and unequal parts")'
+                    'the batch is taken (see "Random numbers"), and is a second model, or a tensor that the loss uses, loaded?')
         hint = self.random_hint(one, steps)
-        norm, first = tensor(one["gradients"])[:, 0].norm(), tensor(steps[0]["gradients"])
-        factor = first[:, 2].sum() / norm ** 2
-        parallel = near([first[:, 1].norm()], [(factor - 1).abs() * norm], 1e-3, norm)
-        times = steps[0]["norms"][0] / (one["norms"][0] or 1) if one["norms"] else float(factor)  # before they are clipped
-        if parallel and not near([times], [1], 0.1):
-            return (f"all gradients are {times:.4g} times the original's: is a sum multiplied by world_size, but no mean, and is "
-                    'a count that of the whole batch? (see "Sums and unequal parts"); does it divide by the number of parts that '
-                    'it accumulates, and call unscale_ before it clips?')
         return (f"gradients differ, samples do not{names}{hint}; do parts count unequally (padding, class weights), or must the "
                 'loss or a buffer be computed from all samples? (see "Sums and unequal parts"); is zero_grad missing, '
                 'or is a second model, as a target, not the same on all ranks?')

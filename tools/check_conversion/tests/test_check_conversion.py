@@ -181,7 +181,11 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "the whole batch on each rank": (1, [WHOLE, NO_EPOCH], "not split between ranks"),
     "the whole batch on each rank, for two optimizers": (1, [WHOLE, NO_EPOCH], "not split between ranks", TWO),
     "an order of each rank": (1, [WHOLE, NO_EPOCH, PART, SEED], "different seeds .*Random numbers"),
-    "a sum of losses": (1, [], "step 1: all gradients are 0.5 times", [(LOSS, LOSS.replace("y)", "y, reduction='sum')"))]),
+    "an initial weight that is 0 but for rounding": (0, [("zeros_(", "constant_(val=1e-7, tensor=")], SAME, [
+        ("optimizer = torch", "nn.init.zeros_([*model.parameters()][1])\noptimizer = torch")]),
+    "a sum of losses, and a sample that only this script has": (
+        1, [("schedule =", "model(torch.zeros(1, 4))\nschedule =")], "step 1: all gradients are 0.5 times", [
+            (LOSS, LOSS.replace("y)", "y, reduction='sum')"))]),
     "a sum, of batches drawn by hand": (1, [(WHOLE[0], OWN), NO_EPOCH, PART, SEED], "step 1: all gradients are 0.5 times", [
         (WHOLE[1], OWN), (LOSS, LOSS.replace("y)", "y, reduction='sum')"))]),
     "parts that count unequally": (1, [], "step 1: gradients differ, samples do not: .* count unequally", [(LOSS, POSITIVE)]),
