@@ -66,7 +66,7 @@ def main(args, device):
     val_loader = DataLoader(val_set, **options)
 
     torch.manual_seed(0)
-    model = utils.build_model(args.model)  # on the CPU: fully_shard moves this rank's shards
+    model = utils.build_model(args.model)  # on the CPU: fully_shard moves it block by block
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     epochs_done = utils.resume(utils.read_checkpoint(args), model, optimizer)
     full = state.StateDictOptions(full_state_dict=True, cpu_offload=True)

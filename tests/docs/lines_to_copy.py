@@ -54,10 +54,9 @@ cross_entropy = F.cross_entropy(mine, labels[part], reduction="sum") / 12
 dice = 1 - 2 * (whole.sigmoid() * masks).sum() / (whole.sigmoid() + masks).sum()
 check("overlap, area = Gather", dice + F.cross_entropy(whole, labels))
 
-weights = torch.rand(30)
+train_set, your_weights = range(30), [*range(30)]
 exec(block("class WeightedSampler"))
-sampler = globals()["WeightedSampler"](range(30), drop_last=True)
-sampler.weights = weights
+sampler = globals()["sampler"]
 sampler.set_epoch(1)
-order = torch.multinomial(weights, 30, replacement=True, generator=torch.Generator().manual_seed(1))
+order = torch.multinomial(sampler.weights, 30, replacement=True, generator=torch.Generator().manual_seed(1))
 assert [*sampler] == order[part].tolist()
