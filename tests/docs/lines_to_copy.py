@@ -58,5 +58,5 @@ train_set, your_weights = range(30), [*range(30)]
 exec(block("class WeightedSampler"))
 sampler = globals()["sampler"]
 sampler.set_epoch(1)
-order = torch.multinomial(sampler.weights, 30, replacement=True, generator=torch.Generator().manual_seed(1))
+order = torch.multinomial(torch.arange(30).double(), 30, replacement=True, generator=torch.Generator().manual_seed(1))
 assert [*sampler] == order[part].tolist()

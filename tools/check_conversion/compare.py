@@ -195,7 +195,7 @@ class Training:
         return len(self.ranks) > 1 and changes and all(alike(mine, others) for mine, others in pairs)
 
     def gradient_fault(self, one, steps, names):
-        """Of what the gradients of one step can have, the first that fits."""
+        """Other gradients from the same samples, by more than a factor."""
         if self.offset:
             return (f'gradients differ, samples do not{names}: is dropout seeded in each epoch, or in each step after '
                     'the batch is taken (see "Random numbers"), and is a second model, or a tensor that the loss uses, loaded?')
