@@ -110,7 +110,7 @@ class Training:
         """Names of tensors that differ by more than rounding on a rank."""
         for step in steps:
             fine = excess(one, step, kind) <= max(1, NOISE * self.noise.get(kind, 0))
-            if names := [str(name) for name, right in zip(one["names"], fine) if not right]:
+            if names := [name for name, right in zip(one["names"], fine) if not right]:
                 return f": {', '.join(names[:3])}{', …' if names[3:] else ''}{on_rank(step)}"
         return ""
 

@@ -168,7 +168,7 @@ class Steps:
         self.mine["after"] = [one.detach().clone() for one in self.parameters]
         if RECORD and rank == 0:
             torch_save(self.mine, HOME / f"step{count}.pt")
-        self.now["names"] = [self.names.get(id(one)) for one in self.parameters]
+        self.now["names"] = [self.names.get(id(one), "a parameter of no model") for one in self.parameters]
         update = [distance for _, distance, _ in distances(self.reference["before"], self.reference["after"])]
         note("step", update=update, **{kind: distances(self.mine[kind], self.reference[kind]) for kind in self.mine}, **self.now)
         for one, weights in zip(self.parameters, self.reference["after"] if FORCE else ()):
