@@ -95,7 +95,7 @@ class Training:
             if number or self.offset:
                 return f'weights were changed, or not loaded{names} (see "Load first, then DDP")'
             return f'other initial weights{names}: does one script draw more numbers before? (see "What your script has")'
-        if option := self.other_option(one, steps):
+        if option := self.other_option(number, one, steps):
             return option
         names = self.wrong(one, steps, "gradients")
         if names or not all(near(one["norms"], step["norms"]) for step in steps):
@@ -114,10 +114,12 @@ class Training:
                 return f": {', '.join(names[:3])}{', …' if names[3:] else ''}{on_rank(step)}"
         return ""
 
-    def other_option(self, one, steps):
+    def other_option(self, number, one, steps):
         """Of a parameter, such as its learning rate; or what is on, such as dropout."""
         for step in steps:
-            advice = ' (see "Decisions")' if step["rank"] else ' (see "What your script has")'  # if rank 0 is right
+            advice = ' (see "What your script has")'
+            if number or step["rank"]:  # it began alike, or rank 0 is right
+                advice = ': does it follow a metric or a count of one rank? (see "Decisions")'
             if self.offset:
                 advice = ': are the optimizer and the schedule loaded? (see "Load first, then DDP")'
             for mine, others in [(one["switches"], step["switches"]), *zip(one["options"], step["options"])]:
@@ -201,8 +203,8 @@ class Training:
                     'the batch is taken (see "Random numbers"), and is a second model, or a tensor that the loss uses, loaded?')
         hint = self.random_hint(one, steps)
         return (f"gradients differ, samples do not{names}{hint}; do parts count unequally (padding, class weights), or must the "
-                'loss or a buffer be computed from all samples? (see "Sums and unequal parts"); is zero_grad missing, '
-                'or is a second model, as a target, not the same on all ranks?')
+                'loss or a buffer be computed from all samples? (see "Sums and unequal parts"); does it compare them? '
+                '(see "Losses over pairs"); is zero_grad missing, or is a second model, as a target, not the same on all ranks?')
 
 
 def gap(one, other):

@@ -137,6 +137,8 @@ class Steps:
         if self.inside or module in self.inner:  # activation checkpointing calls inner ones
             return
         for one in tensors([given, *rest[:-1]]):  # samples are in dimension 0, or in 1, as RNNs have them
+            if one.dim() == 1 and not one.is_floating_point() and one[0] == 0 and (one.diff() >= 0).all():
+                continue  # offsets, as of an EmbeddingBag: they begin with 0 on each rank
             self.now["samples"][0].extend(fingerprint(one))
             self.now["samples"][1].extend(fingerprint(one.transpose(0, 1)) if one.dim() > 1 else [])
 
@@ -258,7 +260,8 @@ class Equal:
     def normalise(self, usual, input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
         """BatchNorm over the whole batch, on CPUs too; or by its statistics so far, which stand still."""
         if training and settings["batchnorm"] == "rank" and running_mean is not None:
-            training, momentum = False, 0.0
+            lone = input.numel() == input.shape[1]  # torch's error
+            return usual(input, running_mean, running_var, weight, bias, lone, 0.0, eps)
         if not (training and dist.is_initialized() and dist.get_world_size() > 1):
             return usual(input, running_mean, running_var, weight, bias, training, momentum, eps)
         if settings["batchnorm"] != "sync":

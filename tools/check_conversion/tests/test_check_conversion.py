@@ -165,6 +165,11 @@ GRAPH = [("data = TensorDataset(x", "graph = x\ndata = TensorDataset(torch.arang
          (LOSS, "F.mse_loss(model(graph)[x], y)")]
 REFUSED = ("schedule =", "__import__('argparse').ArgumentParser().error('no --lr')\nschedule =")
 CHILD = ("import os\n", "import os\nif not os.fork():\n    os._exit(open(f'{os.getpid()}.txt', 'w').close() or 0)\n")
+OFFSETS = [(MODEL, "Net(4, 1)"), ("x = torch.randn", """
+class Net(nn.Linear):
+    def forward(self, x, offsets):
+        return super().forward(x)
+x = torch.randn""")]
 POSITIVE = "(F.mse_loss(model(x), y, reduction='none') * (x[:, :1] > 0)).sum() / (x[:, 0] > 0).sum()"
 SAME = r"changed for the check: .* the same: printed \(\d lines\), saved model.pt"
 CASES = {  # status, changes of the converted script, what is said, changes of both scripts
@@ -175,7 +180,9 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "a closure": (0, [], SAME, CLOSURE), "two optimizers, as of a GAN": (0, WRAPPED, SAME, GAN),
     "gradients that are accumulated, scaled and clipped": (0, [], SAME, ACCUMULATED),
     "BatchNorm that is synchronised on GPUs alone": (0, [], SAME, [NORM], "sync"),
-    "BatchNorm of each rank": (0, [], SAME, [NORM], "rank"), "a graph, of which each step takes nodes": (0, [], SAME, GRAPH),
+    "BatchNorm of each rank": (0, [], SAME, [NORM], "rank"), "BatchNorm of one sample": (
+        1, [("(data, 12", "(data, 1")], "more than 1 value per channel", [NORM, ("(data, 24", "(data, 2")], "rank"),
+    "a graph, of which each step takes nodes": (0, [], SAME, GRAPH),
     "no set_epoch": (1, [NO_EPOCH], "step 7: the sampler has the order of an earlier epoch again: is set_epoch missing"),
     "a full-size batch": (1, [("(data, 12", "(data, 24")], r"not batch_size // world_size \(see \"Two routes"),
     "the whole batch on each rank": (1, [WHOLE, NO_EPOCH], "not split between ranks"),
@@ -189,6 +196,8 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "a sum, of batches drawn by hand": (1, [(WHOLE[0], OWN), NO_EPOCH, PART, SEED], "step 1: all gradients are 0.5 times", [
         (WHOLE[1], OWN), (LOSS, LOSS.replace("y)", "y, reduction='sum')"))]),
     "parts that count unequally": (1, [], "step 1: gradients differ, samples do not: .* count unequally", [(LOSS, POSITIVE)]),
+    "parts that count unequally, and offsets": (1, [], "step 1: gradients differ, samples do not: ", [
+        (LOSS, POSITIVE.replace("model(x)", "model(x, torch.arange(len(x)))")), *OFFSETS]),
     "an earlier model that trains for longer": (1, [("last = 1", "last = 2"), ("= nn.Linear(4, 1)", "= DDP(nn.Linear(4, 1))")],
                                                 "18 steps instead of 12; step 7: other parameters", NEXT),
     "noise that is drawn for each part": (1, [], "step 1: samples or values that .* part instead of the whole batch", NOISE),
@@ -200,8 +209,8 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "another dropout": (1, [("Dropout(0.1)", "Dropout(0.5)")], "step 1: dropout 0.1 False instead of True"),
     "no autocast": (1, [("cast('cpu'", "cast('cpu', enabled=False")], "autocast False instead of torch.bfloat16", AUTOCAST),
     "a learning rate times the world size": (1, [("lr=0.05", "lr=0.05 * 2")], "step 1: lr 0.1 instead of 0.05"),
-    "a schedule that is not stepped": (1, [("    schedule.step()\n", "")], "step 7: lr 0.05 instead of 0.005"),
-    "a schedule of rank 0 alone": (1, [("    schedule.step()", "    if rank == 0: schedule.step()")], "on rank 1 .*Decisions"),
+    "a schedule that is not stepped": (1, [("    schedule.step()\n", "")], "step 7: lr 0.05 instead of 0.005.*Decisions"),
+    "a schedule of rank 0 alone": (1, [("    schedule.step()", "    if rank == 0: schedule.step()")], "on rank 1: .*Decisions"),
     "a figure of one rank": (1, [("    dist.all_reduce(total)\n", "    total *= 2\n")], "the same .* printed: "),
     "lines of all ranks": (1, [("    if rank == 0:\n        print", "    print")],
                            "4 times instead .* printed, or written, by all ranks"),
