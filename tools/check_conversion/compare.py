@@ -117,11 +117,12 @@ class Training:
     def other_option(self, number, one, steps):
         """Of a parameter, such as its learning rate; or what is on, such as dropout."""
         for step in steps:
-            advice = ' (see "What your script has")'
-            if number or step["rank"]:  # it began alike, or rank 0 is right
-                advice = ': does it follow a metric or a count of one rank? (see "Decisions")'
             if self.offset:
                 advice = ': are the optimizer and the schedule loaded? (see "Load first, then DDP")'
+            elif number or step["rank"]:  # it began alike, or rank 0 is right
+                advice = ': does it follow a metric or a count of one rank? (see "Decisions")'
+            else:
+                advice = ' (see "What your script has")'
             for mine, others in [(one["switches"], step["switches"]), *zip(one["options"], step["options"])]:
                 for name in mine | others:
                     was, now = mine.get(name, False), others.get(name, False)

@@ -260,8 +260,8 @@ class Equal:
     def normalise(self, usual, input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
         """BatchNorm over the whole batch, on CPUs too; or by its statistics so far, which stand still."""
         if training and settings["batchnorm"] == "rank" and running_mean is not None:
-            lone = input.numel() == input.shape[1]  # torch's error
-            return usual(input, running_mean, running_var, weight, bias, lone, 0.0, eps)
+            refused = input.numel() == input.shape[1]  # one value per channel is an error in training, but not otherwise
+            return usual(input, running_mean, running_var, weight, bias, refused, 0.0, eps)
         if not (training and dist.is_initialized() and dist.get_world_size() > 1):
             return usual(input, running_mean, running_var, weight, bias, training, momentum, eps)
         if settings["batchnorm"] != "sync":
