@@ -39,7 +39,9 @@ class Run:
         self.ranks = {rank: [note for note in self.notes["step"] if note["rank"] == rank]
                       for rank in sorted({note["rank"] for note in found})}
         self.lines = re.split("[\n\r]", "\n".join(read("stdout*")))
-        first = ([note["text"] for note in self.notes["error"]] + read("stderr"))[0]  # it has led to the other ranks' errors
+        errors = [re.sub(r"(?s)Traceback \(((?!Traceback \().)*ChildFailedError.*", "", text)  # without torchrun's own
+                  for text in [note["text"] for note in self.notes["error"]] + read("stderr")]
+        first = next(filter(None, errors), "")  # it has led to the other ranks' errors
         lines = [line.strip() for line in first.splitlines() if line.strip(" ~^")]
         begin = next((place for place, line in enumerate(lines) if re.match(ERROR, line)), -3)
         self.error = "\n".join(dict.fromkeys([*own_lines(lines)[-1:], *lines[begin:][:3]]))  # each of them once
@@ -48,7 +50,8 @@ class Run:
         """If it did not end well, that is the verdict."""
         status, error = 1 if who in JUDGED else 2, self.error
         if re.search("Connection (closed|reset) by peer", error):
-            error += '\nanother rank ended without an error: do all resume, decide and call collectives alike? (see "Decisions")'
+            error += ('\nanother rank ended first: was it killed, or do not all resume, decide and call collectives alike? '
+                      '(see "Decisions")')
         for note in self.notes["stop"]:
             raise Verdict(2, note["text"])
         if waits:
@@ -59,7 +62,7 @@ class Run:
             raise Verdict(status, f'{who} ends with {ended} (see "Hangs and errors"):\n{error}')
         if not self.notes["step"]:
             raise Verdict(2, f"no optimizer takes a step in {who}: does it resume a file, which --without leaves "
-                          f"out, or update weights by hand, without torch.optim?\n{error}")
+                          f"out, update weights by hand, without torch.optim, or set PYTHONPATH itself?\n{error}")
         return self
 
 
@@ -95,7 +98,7 @@ class Workspace:
         notes, other = (Path(tempfile.mkdtemp(dir=self.home)) for _ in range(2))
         settings = {"home": str(self.home), "notes": str(notes), "copy": str(copy), **self.settings, **how}
         environment = {
-            **os.environ, "CHECK_CONVERSION": json.dumps(settings), "TMPDIR": str(other),
+            "OMP_NUM_THREADS": "1", **os.environ, "CHECK_CONVERSION": json.dumps(settings), "TMPDIR": str(other),
             "PYTHONPATH": f"{Path(__file__).resolve().parent}/start:{os.environ.get('PYTHONPATH', '')}".rstrip(":"),
             "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "TORCH_COMPILE_DISABLE": "1", "NVIDIA_TF32_OVERRIDE": "0",
             "WANDB_MODE": "offline", **({"TZ": "LATER-24:31:17"} if "nudge" in how else {})}  # another day, minute and second
@@ -233,6 +236,7 @@ def report(texts, found, faults, resumed=False):
         faults.append('is all loaded that this comes from, such as the best metric so far? (see "Load first, then DDP")')
     if left_out[5:]:
         left_out[5:] = [f"and {len(left_out) - 5} more"]
+    texts[0] = f"NOT THE SAME OUTPUT: {texts[0]}" if faults else texts[0]
     texts += [f"the same: {', '.join(same)}",
               f"not compared (it differs from run to run, cannot be read, or is new): {', '.join(left_out)}", *faults]
     return int(faults != []), "\n".join(text for text in texts if not text.endswith(": "))

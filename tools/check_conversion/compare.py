@@ -14,7 +14,7 @@ NOISE = 5  # times what rounding alone does in the original's second run
 MOST = 0.02  # of all gradients; where rounding does more, it decides
 SLIGHT, TIME = 1e-5, 1e-3  # of a figure: no difference; one that, between two originals, shows a time
 NUMBER = re.compile(r"(?<![A-Za-z_\d.])[-+]?(?:\d{1,3}(?:,\d{3})+(?= ?[A-Za-z/])|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)")
-WHEN = re.compile(r"\d+:\d\d:\d\d(?:[.,]\d+)?|(?<![A-Za-z])(?:{})(?![A-Za-z])".format("|".join(
+WHEN = re.compile(r"\d+:\d\d:\d\d(?:[.,]\d+)?|\d\d\d\d-\d\d-\d\d|(?<![A-Za-z])(?:{})(?![A-Za-z])".format("|".join(
     [*calendar.day_abbr, *calendar.day_name, *calendar.month_abbr[1:], *calendar.month_name[1:]])))
 PICKLED = [argparse.Namespace, numpy.ndarray, numpy.dtype, numpy.array(0).__reduce__()[0], numpy.float64(0).__reduce__()[0],
            *(getattr(numpy.dtypes, name) for name in numpy.dtypes.__all__)]  # what checkpoints have besides tensors
@@ -33,10 +33,19 @@ def alike(samples, others):
     return near(sorted(samples), sorted(others), 1e-4, max(map(abs, samples), default=0.0))
 
 
+def without_shared(lists):
+    """Without the samples that are in all of them, such as rows of a mask."""
+    shared = set.intersection(*({f"{sample:.5g}" for sample in samples} for samples in lists))
+    return [[sample for sample in samples if f"{sample:.5g}" not in shared] for samples in lists]
+
+
 def same_samples(mine, parts):
     """Whether the ranks' parts together are the original's samples, in dimension 0 or 1; or each part is all of them."""
-    unions = [[sample for part in parts for sample in part[dimension]] for dimension in (0, 1)]
-    return any(rows and alike(rows, union) for rows, union in zip(mine, unions)) or all(alike(mine[0], part[0]) for part in parts)
+    for dimension in (0, 1):
+        rows, *others = without_shared([samples[dimension] for samples in (mine, *parts)])
+        if rows and alike(rows, [sample for part in others for sample in part]):
+            return True
+    return all(alike(mine[0], part[0]) for part in parts)
 
 
 def excess(one, step, kind):
@@ -55,10 +64,10 @@ class Training:
     """Of steps: those of the original, from its step `offset` on; those of each rank of another run."""
 
     def __init__(self, base, ranks, offset=0):
-        self.base, self.ranks, self.offset, self.noise = base, ranks, offset, {}
+        self.base, self.ranks, self.offset, self.noise = base, ranks, offset, defaultdict(list)
 
     def measure(self, second):
-        """The most that rounding moves a tensor, in the original's second run."""
+        """The most that rounding moves a tensor in each step of the original's second run."""
         if len(second) != len(self.base):
             raise Verdict(2, f"the original takes {len(self.base)} steps, and {len(second)} where the clocks run faster")
         for number, step in enumerate(second, 1):
@@ -66,7 +75,7 @@ class Training:
             if not distances.norm() <= MOST * norms.norm():  # or one of them is not finite
                 raise Verdict(2, f'rounding, no seed or NaN decides step {number} of the original (see "Check it")')
             for kind in ("before", "gradients", "after"):
-                self.noise[kind] = max(self.noise.get(kind, 0), float(excess(step, step, kind).max()))
+                self.noise[kind].append(float(excess(step, step, kind).max()))
 
     def fault(self):
         """The first, of the number of steps and of a step."""
@@ -83,7 +92,7 @@ class Training:
 
     def step_fault(self, number, one, steps):
         seeds = [step["shuffles"] for step in steps]  # by kind of sampler and size; rank 0 alone may show pictures
-        if any({*its[of]} != {*seeds[0][of]} for its in seeds for of in its.keys() & seeds[0].keys()):
+        if any(its[of] != seeds[0][of] for its in seeds for of in its.keys() & seeds[0].keys()):
             return 'the ranks shuffle the samples by different seeds or epochs (see "Random numbers")'
         if not all(step["known"] for step in steps):
             if number and any(len(run) != len(self.base) for run in self.ranks):
@@ -91,25 +100,26 @@ class Training:
             if any(len(step["names"]) != len(one["names"]) for step in steps):
                 return "the optimizer has other parameters"
             raise Verdict(2, f"step {number + 1}: the optimizer has its parameters in another order, or of other shapes")
-        if names := self.wrong(one, steps, "before"):
+        if names := self.wrong(number, one, steps, "before"):
             if number or self.offset:
                 return f'weights were changed, or not loaded{names} (see "Load first, then DDP")'
             return f'other initial weights{names}: does one script draw more numbers before? (see "What your script has")'
         if option := self.other_option(number, one, steps):
             return option
-        names = self.wrong(one, steps, "gradients")
-        if names or not all(near(one["norms"], step["norms"]) for step in steps):
+        names = self.wrong(number, one, steps, "gradients")
+        if names or not all(near(one["norms"], step["norms"], scale=max(one["norms"], default=0)) for step in steps):
             return (self.not_averaged(one, steps) or self.size_fault(one, steps) or
                     self.sample_fault(number, one, steps) or self.gradient_fault(one, steps, names))
-        names = self.wrong(one, steps, "after")
+        names = self.wrong(number, one, steps, "after")
         advice = ('is its state loaded? (see "Load first, then DDP")' if self.offset else
                   'is it another one, or do parts count unequally in its closure? (see "Sums and unequal parts")')
         return names and f"the gradients agree, the optimizer's step does not{names}; {advice}"
 
-    def wrong(self, one, steps, kind):
+    def wrong(self, number, one, steps, kind):
         """Names of tensors that differ by more than rounding on a rank."""
+        noise = max(self.noise[kind][:number + 2], default=0)  # until the next step: weights are moved after the first one
         for step in steps:
-            fine = excess(one, step, kind) <= max(1, NOISE * self.noise.get(kind, 0))
+            fine = excess(one, step, kind) <= max(1, NOISE * noise)
             if names := [name for name, right in zip(one["names"], fine) if not right]:
                 return f": {', '.join(names[:3])}{', …' if names[3:] else ''}{on_rank(step)}"
         return ""
@@ -173,7 +183,7 @@ class Training:
                 if len(found) == len(steps) * size and not number:
                     return 'each rank takes a full-size batch, not batch_size // world_size (see "Two routes")'
                 if len(found) == size:
-                    return "other samples, or some repeated" + (self.random_hint(one, steps, one["workers"]) or (
+                    return "other samples, or some repeated" + (self.random_hint(one, steps) or (
                         ': do all ranks shuffle alike, as the original, in each epoch? (see "Random numbers")'))
                 return (f'other samples, or some repeated: {len(found)} instead of {size}: does the number of processes divide '
                         'the batch size, and that of all samples? Is dimension 0 the batch? (see "Two routes"); '
@@ -221,7 +231,7 @@ def gap(one, other):
 def by_words(lines):
     """Numbers and text of each line, by what it has besides its numbers, which may be padded, and when it was written."""
     found = defaultdict(list)
-    for line in filter(None, map(str.strip, lines)):
+    for line in [line.strip() for line in lines if re.search(r"\w", line)]:  # without brackets and rules
         timeless = WHEN.sub("", line)
         words = "".join(NUMBER.sub("#", timeless).split())
         found[words].append(([number.replace(",", "") for number in NUMBER.findall(timeless)], line[:120]))
@@ -242,25 +252,33 @@ def same_names(first, *others):
 def compare_lines(runs, resumed=False, needed=True):
     """Those of the same words: what differs, what cannot be compared, and how many there are."""
     first, second, other = map(by_words, runs)
-    if resumed and ":norm#" in "".join(first):
-        second = first  # the killed run's checkpoint is that of another step
+    if resumed and [*map(len, first.values())] == [len(second[words]) for words in first]:
+        second = first  # it is written anew at each save: the killed run's is that of another step
     found, left_out, count = [], [], 0
     for words, lines in first.items():
         if (not resumed and len(second[words]) != len(lines)) or (not needed and not other[words] and any(other.values())):
             left_out.append(repr(lines[0][1]))  # it has a time among its words, or the other run has other words for it
         else:
             count += len(lines)
-            differ = differences(lines, second[words], other[words], resumed)
+            moved = moved_numbers(lines, second[words])
+            left_out += [f"number {place} of {lines[0][1]!r}" for place, move in enumerate(moved, 1) if move > TIME]
+            differ = differences(lines, moved, other[words], resumed)
             if second[words] or not other[words]:
                 found += differ
             else:
                 left_out += differ  # a run that is resumed prints it at each start, and it may be a time
-    if found and "".join(other).count("module.") > "".join(first).count("module."):
+    if found and any(re.match(r".*module\..*:norm#", words) and words not in first for words in other):
         found = ['its names begin with module.: save those of model.module (see "Saving")']
     return found, left_out, count
 
 
-def differences(lines, again, others, resumed):
+def moved_numbers(lines, again):
+    """For each number of such lines: how far rounding moves it in the original's second run, or the clock."""
+    gaps = [[*map(gap, one, its)] for (one, _), (its, _) in zip(lines, again)]
+    return [*map(max, zip(*gaps))] or [0.0] * len(lines[0][0])
+
+
+def differences(lines, moved, others, resumed):
     """Of lines of the same words, in their order; of a resumed run, anywhere."""
     if not others or (len(others) != len(lines) and not resumed):
         advice = "it is missing" if not others else (
@@ -268,8 +286,6 @@ def differences(lines, again, others, resumed):
             'does it depend on a figure of one rank? (see "Printed figures")')
         yield f"{len(others)} times instead of {len(lines)}: {lines[0][1]}; {advice}"
         return
-    gaps = [[*map(gap, one, its)] for (one, _), (its, _) in zip(lines, again)]
-    moved = [*map(max, zip(*gaps))] or [0.0] * len(lines[0][0])
     for place, (numbers, line) in enumerate(lines):
         candidates = others if resumed else [others[place]]
         if not any(all(move > TIME or gap(one, its) <= max(SLIGHT, NOISE * move)

@@ -5,12 +5,14 @@ import json
 import logging
 import os
 import random
+import re
 import signal
 import sys
 import time
 import timeit
 import traceback
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from weakref import WeakSet
 
@@ -28,7 +30,8 @@ HOME, NOTES, COPY = (Path(settings[name]) for name in ("home", "notes", "copy"))
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime", "shutil.rmtree"}
 FREE = [os.path.realpath(os.path.expanduser(path)) for path in (  # and what packages keep to be faster the next time
-    HOME, "/dev", "/proc", "~/.cache", "~/.triton", "~/.config", *filter(None, map(os.environ.get, ("TORCH_HOME", "HF_HOME"))))]
+    NOTES, COPY, "/dev", "/proc", "~/.cache", "~/.triton", "~/.config",
+    *filter(None, map(os.environ.get, ("TMPDIR", "TORCH_HOME", "HF_HOME"))))]
 rank, count = int(os.environ.get("RANK", 0)), 0  # of steps; the rank is the last known: a script may leave its group
 
 
@@ -61,7 +64,7 @@ def tensors(value):
     """All that are in what a model is given, but numbers, such as a loss."""
     if isinstance(value, torch.Tensor):
         return [value.detach().to_dense()] if value.dim() and value.numel() and not value.is_complex() else []
-    parts = value.values() if hasattr(value, "values") else value if isinstance(value, (list, tuple)) else ()
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     return [tensor for part in parts for tensor in tensors(part)]
 
 
@@ -69,6 +72,11 @@ def fingerprint(rows):
     """A number for each row. Zeros at its end do not change it, nor -100: they may be padding."""
     rows = rows.detach().double().masked_fill(rows == -100, 0).reshape(len(rows), -1)
     return (rows @ torch.arange(1, rows.shape[1] + 1, device=rows.device).double().sin()).tolist()
+
+
+def is_own(file):
+    """Of the script, not of libraries or of this check."""
+    return not re.search("/lib(64)?/python|check_conversion_|<fro", file)
 
 
 def checksum(state):
@@ -93,7 +101,7 @@ class Steps:
 
     def __init__(self):
         self.names, self.inner, self.inside, self.stepping, self.workers = {}, WeakSet(), [], [], False
-        self.noise = torch.Generator().manual_seed(0)
+        self.noise, self.shuffled = torch.Generator().manual_seed(0), {}
         self.begin()
 
     def begin(self):
@@ -117,13 +125,16 @@ class Steps:
 
     def switch(self, name, value):
         """What is on in a step. None: the script has it on, but it works on GPUs only."""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and (value or name not in self.now["switches"]):  # on anywhere in the step
             self.now["switches"][name] = value
 
     def enter(self, module, given):
         """The outermost of modules that train is the one that is given the samples."""
-        if FORCE and isinstance(getattr(module, "dropout", None), float):
+        if FORCE and isinstance(vars(module).get("dropout"), float):
             module.dropout = 0.0  # RNNs hand it on to C++
+        if not self.inside:  # what is evaluated with gradients off may be shuffled by each rank as it likes
+            self.now["shuffles"] |= self.shuffled if torch.is_grad_enabled() else {}
+            self.shuffled = {}
         if self.inside or (torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters())):
             self.inside.append(module)
         if len(self.inside) == 1 and module not in self.inner:
@@ -188,8 +199,10 @@ class Equal:
 
     def __init__(self):
         self.epochs = {}  # by dataset: for each what its sampler was asked for, and the steps before it
-        for owner, name in ((torch, "manual_seed"), (random, "seed"), (numpy.random, "seed")):
-            getattr(owner, name)(rank)  # as processes differ whose script does not seed them
+        self.seeds, self.unseeded = ((torch, "manual_seed"), (random, "seed"), (numpy.random, "seed")), random_states()
+        self.seed_by_rank()
+        on_call(dist, "init_process_group", self.seed_by_rank)  # multiprocessing's processes have no rank before
+        for owner, name in self.seeds:
             replace(owner, name, steps.seed)
         on_call(torch.optim.Optimizer, "__init__", steps.forget_draws)  # initial weights
         for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
@@ -203,6 +216,13 @@ class Equal:
         on_call(torch.autocast, "__enter__", self.no_autocast)  # it rounds too much
         on_call(torch.nn.utils, "clip_grad_norm_", self.note_clip)  # norms before and after averaging differ
         on_call(torch.amp.GradScaler, "scale", lambda _, scaler, *__: steps.switch("GradScaler", scaler.is_enabled() or None))
+
+    def seed_by_rank(self, *_, **__):
+        """As processes differ whose script does not seed them."""
+        if random_states() == self.unseeded:
+            for owner, name in self.seeds:
+                getattr(owner, name)(dist.get_rank() if dist.is_initialized() else rank)
+            self.unseeded = random_states()
 
     def begin_loading(self, _, loader):
         steps.workers |= torch.is_grad_enabled() and loader.num_workers > 0  # they draw, unseen
@@ -218,7 +238,7 @@ class Equal:
         if torch.is_grad_enabled():
             steps.now["again"] |= asked in epochs
             epochs.setdefault(asked, count)
-            steps.now["shuffles"].setdefault(f"{type(sampler).__name__} of {len(dataset)}", []).append(seed)
+            steps.shuffled[f"{type(sampler).__name__} of {len(dataset)}"] = seed
         return number
 
     def draw(self, usual, sampler):
@@ -303,7 +323,7 @@ class Output:
 
     def note_log(self, _, handler, record):
         """Of the script's own loggers, what goes to stderr."""
-        if handler.stream is sys.stderr and record.pathname.startswith(settings["copy"]):
+        if handler.stream is sys.stderr and is_own(record.pathname):
             os.write(1, f"{handler.format(record)}\n".encode())
 
     def note_error(self, _, *error):
@@ -312,8 +332,7 @@ class Output:
     def run_faster(self, clock, began):
         """For lines of the script itself: what then differs from its first run is a time."""
         now = clock()
-        own = sys._getframe(1).f_code.co_filename.startswith(settings["copy"])
-        return now + 1000 * (now - began) if own else now
+        return now + 1000 * (now - began) if is_own(sys._getframe(1).f_code.co_filename) else now
 
 
 torch_save, output, steps = torch.save, Output(), Steps()

@@ -3,5 +3,5 @@ import re
 import sys
 
 # torchrun and what multiprocessing starts for itself train nothing: torch is not loaded there.
-if not re.search(r"(^|[ /])(torchrun|torch\.distributed\.run|accelerate)( |$)|resource_tracker", " ".join(sys.orig_argv[1:3])):
+if not re.search(r"(^|[ /])(torchrun|torch\.distributed\.run|accelerate)( |$)|resource_tracker", " ".join(sys.orig_argv[1:4])):
     import check_conversion_observer  # noqa: F401
