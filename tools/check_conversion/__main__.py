@@ -107,14 +107,14 @@ class Workspace:
         with open(notes / "stdout", "w") as stdout, open(notes / "stderr", "w") as stderr:
             started = subprocess.Popen(["bash", "-o", "pipefail", "-c", command], cwd=copy, env=environment,
                                        stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
-        waits, latest, idle = "", 0, 0
+        waits, latest, idle, judged = "", 0, 0, who in JUDGED
         try:
             while started.poll() is None and not waits and not (notes / "kill").exists():
                 time.sleep(0.1)
                 before, latest = latest, max(file.stat().st_mtime for file in notes.iterdir())
                 idle = idle + 0.1 if latest == before else 0  # counted, for a machine may sleep meanwhile
-                self.silence = max(self.silence, 0 if who in JUDGED else idle)  # so long the script may be silent
-                if idle > (max(self.patience, 5 * self.silence) if who in JUDGED else 10 * self.patience):
+                self.silence = max(self.silence, 0 if judged else idle)  # so long the script may be silent
+                if idle > (max(self.patience, 5 * self.silence) if judged else 10 * self.patience):
                     waits = "\n".join(where_ranks_wait(notes))
         finally:
             kill_all(str(notes).encode())

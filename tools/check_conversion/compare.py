@@ -256,8 +256,10 @@ def compare_lines(runs, resumed=False, needed=True):
         second = first  # it is written anew at each save: the killed run's is that of another step
     found, left_out, count = [], [], 0
     for words, lines in first.items():
-        if (not resumed and len(second[words]) != len(lines)) or (not needed and not other[words] and any(other.values())):
-            left_out.append(repr(lines[0][1]))  # it has a time among its words, or the other run has other words for it
+        timed = not resumed and len(second[words]) != len(lines)  # it has a time among its words
+        reworded = not needed and not other[words] and any(other.values())
+        if timed or reworded:
+            left_out.append(repr(lines[0][1]))
         else:
             count += len(lines)
             moved = moved_numbers(lines, second[words])
@@ -278,6 +280,11 @@ def moved_numbers(lines, again):
     return [*map(max, zip(*gaps))] or [0.0] * len(lines[0][0])
 
 
+def fits(numbers, others, moved):
+    """Whether they differ by no more than rounding. What the clock moves is not compared."""
+    return all(move > TIME or gap(one, other) <= max(SLIGHT, NOISE * move) for one, other, move in zip(numbers, others, moved))
+
+
 def differences(lines, moved, others, resumed):
     """Of lines of the same words, in their order; of a resumed run, anywhere."""
     if not others or (len(others) != len(lines) and not resumed):
@@ -288,8 +295,7 @@ def differences(lines, moved, others, resumed):
         return
     for place, (numbers, line) in enumerate(lines):
         candidates = others if resumed else [others[place]]
-        if not any(all(move > TIME or gap(one, its) <= max(SLIGHT, NOISE * move)
-                       for one, its, move in zip(numbers, candidate, moved)) for candidate, _ in candidates):
+        if not any(fits(numbers, its, moved) for its, _ in candidates):
             nearest = min(candidates, key=lambda its: sum(one != other for one, other in zip(numbers, its[0])))
             yield f"{nearest[1]!r} instead of {line!r}"
 

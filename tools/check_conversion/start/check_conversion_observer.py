@@ -114,7 +114,8 @@ class Steps:
 
     def drawn(self):
         """The states of the generators that have drawn, and 0 for the others."""
-        return [state * (drew > 0 or state != before) for state, before, drew in zip(random_states(), self.states, self.drew)]
+        return [state if drew or state != before else 0
+                for state, before, drew in zip(random_states(), self.states, self.drew)]
 
     def seed(self, usual, *given, **named):
         """A seed changes a generator, but draws nothing."""
