@@ -55,7 +55,8 @@ class Run:
         for note in self.notes["stop"]:
             raise Verdict(2, note["text"])
         if waits:
-            raise Verdict(status, f'{who} hangs (see "Hangs and errors"):\n{waits}')
+            raise Verdict(status, f'{who} hangs (see "Hangs and errors"): do all resume, decide and call collectives alike? '
+                          f'(see "Decisions")\n{waits}')
         if ended in (126, 127) or (ended and re.search(NOT_HERE, error)):
             raise Verdict(2, f"{who} cannot be run here:\n{error}")
         if ended and not killed:
@@ -188,7 +189,7 @@ def check_resume(workspace, command):
     if any(faults):
         raise Verdict(2, f"the script draws other numbers in each run, is it seeded? {max(faults)}")
     when_killed = outputs(killed)
-    again = workspace.run(command, "the restarted run", (killed.root, killed.copy), offset=saved)
+    again = workspace.run(command, "the restarted run", (killed.root, killed.copy), nudge=True, offset=saved)
     faults = [Training(whole.ranks[rank][saved:], [steps], saved).fault() for rank, steps in again.ranks.items()]
     if any(faults):
         raise Verdict(1, f"killed at step {saved + 1}, saved at {saved}: {min(filter(None, faults), key=first_cause)}")
@@ -224,7 +225,7 @@ def report(texts, found, faults, resumed=False):
         elif name not in other:
             faults.append(f"{name} is missing")
         else:
-            different, unlike, count = compare_lines([lines, again, other[name]], resumed, needed=resumed or name != "printed")
+            different, unlike, count = compare_lines([lines, again, other[name]], resumed, name == "printed")
             faults += [f"{name}: {one}" for one in different[:4]]
             faults += [f"{name}: {len(different) - 4} more differ"] if different[4:] else []
             if name == "printed" and not resumed and "' instead of '" in "".join(different):

@@ -13,6 +13,7 @@ tensor = functools.partial(torch.tensor, dtype=torch.float64)  # of what the pro
 NOISE = 5  # times what rounding alone does in the original's second run
 MOST = 0.02  # of all gradients; where rounding does more, it decides
 SLIGHT, TIME = 1e-5, 1e-3  # of a figure: no difference; one that, between two originals, shows a time
+CLOCK = 0.9  # of one that is seen only where the clock runs a thousand times faster
 NUMBER = re.compile(r"(?<![A-Za-z_\d.])[-+]?(?:\d{1,3}(?:,\d{3})+(?= ?[A-Za-z/])|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)")
 WHEN = re.compile(r"\d+:\d\d:\d\d(?:[.,]\d+)?|\d\d\d\d-\d\d-\d\d|(?<![A-Za-z])(?:{})(?![A-Za-z])".format("|".join(
     [*calendar.day_abbr, *calendar.day_name, *calendar.month_abbr[1:], *calendar.month_name[1:]])))
@@ -130,7 +131,7 @@ class Training:
             if self.offset:
                 advice = ': are the optimizer and the schedule loaded? (see "Load first, then DDP")'
             elif number or step["rank"]:  # it began alike, or rank 0 is right
-                advice = ': does it follow a metric or a count of one rank? (see "Decisions")'
+                advice = ': has its schedule another length, or does it follow a metric or a count of one rank? (see "Decisions")'
             else:
                 advice = ' (see "What your script has")'
             for mine, others in [(one["switches"], step["switches"]), *zip(one["options"], step["options"])]:
@@ -249,7 +250,7 @@ def same_names(first, *others):
                 found |= {name: found.pop(one) for name, one in zip(names, its)}
 
 
-def compare_lines(runs, resumed=False, needed=True):
+def compare_lines(runs, resumed=False, printed=False):
     """Those of the same words: what differs, what cannot be compared, and how many there are."""
     first, second, other = map(by_words, runs)
     if resumed and [*map(len, first.values())] == [len(second[words]) for words in first]:
@@ -257,18 +258,16 @@ def compare_lines(runs, resumed=False, needed=True):
     found, left_out, count = [], [], 0
     for words, lines in first.items():
         timed = not resumed and len(second[words]) != len(lines)  # it has a time among its words
-        reworded = not needed and not other[words] and any(other.values())
+        reworded = printed and not resumed and not other[words] and any(other.values())
         if timed or reworded:
             left_out.append(repr(lines[0][1]))
         else:
             count += len(lines)
             moved = moved_numbers(lines, second[words])
+            if resumed and printed and not second[words]:  # the killed run has not come so far
+                moved = [move if move > CLOCK else 0 for move in moved_numbers(lines[::-1], other[words][::-1])]
             left_out += [f"number {place} of {lines[0][1]!r}" for place, move in enumerate(moved, 1) if move > TIME]
-            differ = differences(lines, moved, other[words], resumed)
-            if second[words] or not other[words]:
-                found += differ
-            else:
-                left_out += differ  # a run that is resumed prints it at each start, and it may be a time
+            found += differences(lines, moved, other[words], resumed)
     if found and any(re.match(r".*module\..*:norm#", words) and words not in first for words in other):
         found = ['its names begin with module.: save those of model.module (see "Saving")']
     return found, left_out, count

@@ -277,7 +277,8 @@ if os.path.exists("run.pt"):
                 'epoch': epoch + 1}, 'run.pt')
 """)])
 RESUME = {
-    "nothing": ([], 0, "as if it had never stopped: killed at step 13 of 24 .*: printed .4 lines., saved model.pt .*run.pt"),
+    "nothing": ([("torch.save(model.state", "print(__import__('time').process_time(), 's')\ntorch.save(model.state")], 0,
+                "as if it had never stopped: killed at step 13 of 24 .*5 lines., saved model.pt .*run.pt .* number 1 of"),
     "the optimizer": ([(OPTIMIZER, "    optimizer.param_groups[0]['lr'] = 5e-4\n")], 1, "step 13: the gradients agree, the opt"),
     "the epoch": ([("epoch + 1}", "epoch}")], 1, "at 12: 18 steps instead of 12: does the command resume from"),
     "the schedule": ([(SCHEDULE, "")], 1, "saved run.pt: 'schedule.last_epoch: 2' instead of (?s:.*)best metric so far"),
@@ -287,6 +288,10 @@ RESUME = {
         best = [2, 3, 1, 0][epoch]
         os.replace(__import__("shutil").copy("run.pt", os.urandom(4).hex()), "best.pt")
     print""")], 1, "killed at step 7 .*best.pt is saved at step 12 in only one of the two runs"),
+    "the best metric, which it prints in the end": ([
+        ("mean, done = 0, 0", "mean, done, best = 0, 0, 4"),
+        ("    print", "    best = min(best, [2, 1, 3, 4][epoch])\n    print"),
+        ("torch.save(model.state", "print('best', best)\ntorch.save(model.state")], 1, "printed: 'best 3' instead of 'best 1'"),
     "nothing, of a file that is not that of the best model": ([
         ("range(done, 4)", "range(done, 6)"), ("    torch.save({'model'", """    if epoch in (0, 1, 4):
         torch.save(model.state_dict(), 'best.pt')
