@@ -23,6 +23,8 @@ from compare import Training, Verdict, compare_lines, read_lines, same_names
 LEFT_OUT = {".git", "__pycache__", "node_modules", ".cache", ".ipynb_checkpoints"}
 JUDGED = "the converted script", "the restarted run"  # if one of these fails, that is the verdict; of others, there is none
 NOT_HERE = "invalid device ordinal|Duplicate GPU|SyncBatchNorm layers only work|DTensor|check_conversion_observer"
+LIBRARY = "/lib(64)?/python|check_conversion_|<fro"  # in the names of files that are not the script's own
+ALIKE = 'do all resume, decide and call collectives alike? (see "Decisions")'
 ERROR = r"[\w.]+(Error|Exception):|.*: (can't open file|error: )"
 
 
@@ -50,13 +52,11 @@ class Run:
         """If it did not end well, that is the verdict."""
         status, error = 1 if who in JUDGED else 2, self.error
         if re.search("Connection (closed|reset) by peer", error):
-            error += ('\nanother rank ended first: was it killed, or do not all resume, decide and call collectives alike? '
-                      '(see "Decisions")')
+            error += f"\nanother rank ended first: was it killed? If not, {ALIKE}"
         for note in self.notes["stop"]:
             raise Verdict(2, note["text"])
         if waits:
-            raise Verdict(status, f'{who} hangs (see "Hangs and errors"): do all resume, decide and call collectives alike? '
-                          f'(see "Decisions")\n{waits}')
+            raise Verdict(status, f'{who} hangs (see "Hangs and errors"): {ALIKE}\n{waits}')
         if ended in (126, 127) or (ended and re.search(NOT_HERE, error)):
             raise Verdict(2, f"{who} cannot be run here:\n{error}")
         if ended and not killed:
@@ -97,7 +97,7 @@ class Workspace:
         """How: `record` the steps, `nudge` clocks and weights, `kill` after a step, or begin at step `offset` + 1."""
         root, copy = place or self.copies()
         notes, other = (Path(tempfile.mkdtemp(dir=self.home)) for _ in range(2))
-        settings = {"home": str(self.home), "notes": str(notes), "copy": str(copy), **self.settings, **how}
+        settings = {"home": str(self.home), "notes": str(notes), "copy": str(copy), "library": LIBRARY, **self.settings, **how}
         environment = {
             "OMP_NUM_THREADS": "1", **os.environ, "CHECK_CONVERSION": json.dumps(settings), "TMPDIR": str(other),
             "PYTHONPATH": f"{Path(__file__).resolve().parent}/start:{os.environ.get('PYTHONPATH', '')}".rstrip(":"),
@@ -145,7 +145,7 @@ def where_ranks_wait(notes):
 
 def own_lines(stack):
     """Those of the script, not of libraries."""
-    return [line.strip() for line in stack if 'File "' in line and not re.search("/lib(64)?/python|check_conversion_|<fro", line)]
+    return [line.strip() for line in stack if 'File "' in line and not re.search(LIBRARY, line)]
 
 
 def check_conversion(workspace, original, converted):
@@ -237,7 +237,8 @@ def report(texts, found, faults, resumed=False):
         faults.append('is all loaded that this comes from, such as the best metric so far? (see "Load first, then DDP")')
     if left_out[5:]:
         left_out[5:] = [f"and {len(left_out) - 5} more"]
-    texts[0] = f"NOT THE SAME OUTPUT: {texts[0]}" if faults else texts[0]
+    if faults:
+        texts[0] = f"NOT THE SAME OUTPUT: {texts[0]}"
     texts += [f"the same: {', '.join(same)}",
               f"not compared (it differs from run to run, cannot be read, or is new): {', '.join(left_out)}", *faults]
     return int(faults != []), "\n".join(text for text in texts if not text.endswith(": "))

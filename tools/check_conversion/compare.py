@@ -13,7 +13,7 @@ tensor = functools.partial(torch.tensor, dtype=torch.float64)  # of what the pro
 NOISE = 5  # times what rounding alone does in the original's second run
 MOST = 0.02  # of all gradients; where rounding does more, it decides
 SLIGHT, TIME = 1e-5, 1e-3  # of a figure: no difference; one that, between two originals, shows a time
-CLOCK = 0.9  # of one that is seen only where the clock runs a thousand times faster
+CLOCK = 0.9  # shows a time, where the only other run is one whose clock runs a thousand times faster
 NUMBER = re.compile(r"(?<![A-Za-z_\d.])[-+]?(?:\d{1,3}(?:,\d{3})+(?= ?[A-Za-z/])|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)")
 WHEN = re.compile(r"\d+:\d\d:\d\d(?:[.,]\d+)?|\d\d\d\d-\d\d-\d\d|(?<![A-Za-z])(?:{})(?![A-Za-z])".format("|".join(
     [*calendar.day_abbr, *calendar.day_name, *calendar.month_abbr[1:], *calendar.month_name[1:]])))
@@ -253,7 +253,8 @@ def same_names(first, *others):
 def compare_lines(runs, resumed=False, printed=False):
     """Those of the same words: what differs, what cannot be compared, and how many there are."""
     first, second, other = map(by_words, runs)
-    if resumed and [*map(len, first.values())] == [len(second[words]) for words in first]:
+    checkpoint = ":norm#" in "".join(first)
+    if resumed and (checkpoint or [*map(len, first.values())] == [len(second[words]) for words in first]):
         second = first  # it is written anew at each save: the killed run's is that of another step
     found, left_out, count = [], [], 0
     for words, lines in first.items():

@@ -76,7 +76,7 @@ def fingerprint(rows):
 
 def is_own(file):
     """Of the script, not of libraries or of this check."""
-    return not re.search("/lib(64)?/python|check_conversion_|<fro", file)
+    return not re.search(settings["library"], file)
 
 
 def checksum(state):

@@ -241,14 +241,15 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "noise of each rank": (2, [SEED], "augmentation and noise", [(LOSS, "F.mse_loss(model(x + torch.randn_like(x)), y)")]),
     "flips of each rank": (2, [SEED], "augmentation and noise", FLIP),
     "plain BatchNorm": (2, [], "--sync-batchnorm", [NORM]),
-    "a write outside": (2, [("schedule =", "open('../new.txt', 'w')\nschedule =")], "writes to .*/new.txt, outside")}
+    "a write outside": (2, [("schedule =", f"open('{TOOL}/new.txt', 'w')\nschedule =")], "writes to .*/new.txt, outside"),
+    "a write beside": (2, [("schedule =", "open('../new.txt', 'w')\nschedule =")], "writes to .*/new.txt, outside")}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_right_conversion_passes_a_fault_is_named_and_what_cannot_be_known_is_not_judged(case):
     status, after, says, *both = CASES[case]
     found, said = judge(after, *both)
-    assert found == status and re.search(says, said)
+    assert found == status and re.search(says, said) and not (TOOL / "new.txt").exists()
 
 
 def test_processes_that_a_script_starts_itself_differ_if_it_does_not_seed_them():
@@ -274,7 +275,7 @@ if os.path.exists("run.pt"):
     done = found["epoch"]
 {LOAD.format("model")}{OPTIMIZER}{SCHEDULE}for epoch"""), ("    schedule.step()\n", """    schedule.step()
     torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'schedule': schedule.state_dict(),
-                'epoch': epoch + 1}, 'run.pt')
+                'history': [0.5] * epoch, 'epoch': epoch + 1}, 'run.pt')
 """)])
 RESUME = {
     "nothing": ([("torch.save(model.state", "print(__import__('time').process_time(), 's')\ntorch.save(model.state")], 0,
