@@ -17,6 +17,8 @@ README, DIFFS, RECIPES, OWN = "README.md", "docs/diffs.md", "docs/recipes.md", "
 TEXTS = {name: (ROOT / name).read_text() for name in (README, DIFFS, RECIPES, OWN)}
 WHOLE = [(README, "single_gpu.py", "multigpu_torchrun.py"), (DIFFS, "single_gpu.py", "dp.py"),
          (DIFFS, "multigpu_torchrun.py", "multigpu_spawn.py"), (DIFFS, "multigpu_torchrun.py", "multinode.py")]
+COUNTED = {README: [pair for _, *pair in WHOLE],
+           RECIPES: [("multigpu_torchrun.py", f"recipes/{file.name}") for file in ROOT.glob("recipes/*.py")]}
 PLACE = re.compile(r"(<!-- diff (\S+) (\S+) (.+) -->\n)[\s\S]*?(<!-- end -->)")
 CONTEXT = 2  # unchanged lines before a change, and after it
 
@@ -34,16 +36,11 @@ def split(old, new):
     return re.split(r"((?:^[-+].*\n)+)", "".join(lines), flags=re.MULTILINE)
 
 
-def squeeze(text):
-    return "".join(text.split())
-
-
 def find(old, new, code):
-    """Where the changes with this code, however it is broken into lines, stand in what `split` returns."""
+    """Where the changes with this code stand in what `split` returns."""
     found = set()
     for one in code.split(" | "):
-        having = [at for at, part in enumerate(split(old, new))
-                  if at % 2 and squeeze(one) in squeeze(re.sub("(?m)^.", "", part))]
+        having = [at for at, part in enumerate(split(old, new)) if at % 2 and one in part]
         if not having:
             sys.exit(f"{old} -> {new}: no change has {one}: name other code in its place")
         found.update(having)
@@ -70,19 +67,6 @@ def show(old, new, chosen):
     return "\n".join(line.rstrip() for line in shown[1:])  # without the "..." above the first
 
 
-def counted(name):
-    """The scripts or recipes whose changed lines this text counts, and what each is a change of."""
-    if name == README:
-        return [pair for _, *pair in WHOLE]
-    if name != RECIPES:
-        return []
-    shown = {new: old for _, old, new, *_ in PLACE.findall(TEXTS[name])}
-    recipes = sorted(f"recipes/{file.name}" for file in ROOT.glob("recipes/*.py"))
-    if hidden := [recipe for recipe in recipes if recipe not in shown]:
-        sys.exit(f"{name} shows nothing of {hidden[0]}")
-    return [(shown[recipe], recipe) for recipe in recipes]
-
-
 def render(name):
     """The text, with diffs and counts as the scripts have them."""
     def fill(place):
@@ -90,7 +74,7 @@ def render(name):
         return f"{begin}```diff\n{show(old, new, find(old, new, code))}\n```\n{end}"
 
     text = PLACE.sub(fill, TEXTS[name])
-    for old, new in counted(name):
+    for old, new in COUNTED.get(name, ()):
         gone, come = (sum(line[0] == sign for line in compare(old, new)) for sign in "-+")
         text, rows = re.subn(rf"(?m)^(\| \[`{Path(new).name}`].*?)-\d+ \+\d+", rf"\g<1>-{gone} +{come}", text)
         if not rows:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from chapters import block
-from launch import IN_FLOAT64, RECIPES, ROOT, after, little_data, needs, train
+from launch import EXACT, IN_FLOAT64, RECIPES, ROOT, SMALL, after, little_data, needs, train
 from results import check_close, check_equal, figures, load
 
 import utils
@@ -62,6 +62,24 @@ def test_bf16_computes_in_bfloat16_but_for_the_loss_and_so_does_accumulation_wit
                              after("torch.nn.functional.cross_entropy", "log('loss', result.dtype)"))
     for lines in of_both_ranks():
         assert {*lines} == {"True torch.bfloat16", f"False torch.{evaluation}", "loss torch.float32"}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_file_that_is_merged_with_multinode_resumes_from_what_rank_0_alone_reads_and_trains_the_same(recipe):
+    needs("git")
+    command = block("git merge-file", "sh").partition(">")[0].replace("recipes/preempt.py", recipe)
+    text = subprocess.check_output(["sh", "-c", command], cwd=ROOT, text=True)
+    read = r"    checkpoint = utils.read_checkpoint\(args\)\n|(?=    epochs_done = utils.resume\(utils.read)"
+    text = re.sub(read, block("checkpoint = checkpoint.pop()"), text)
+    text = text.replace("resume(utils.read_checkpoint(args)", "resume(checkpoint")
+    merged = Path("train.py").resolve()
+    merged.write_text(text)
+    options = 2, 1, *SMALL, "--checkpoint"
+    keep = after("utils.save", "if os.path.exists('whole.pt') > os.path.exists('run.pt'): os.link('whole.pt', 'run.pt')")
+    whole = figures(train(recipe, *options, "whole.pt", before=EXACT + keep).stdout)
+    alone = after("utils.read_checkpoint", "assert torch.distributed.get_rank() == 0")
+    assert figures(train(merged, *options, "run.pt", before=EXACT + alone).stdout) == {2: whole[2]}
+    check_equal("run.pt", "whole.pt")
 
 
 @pytest.mark.parametrize("script", [BASE, "multinode.py", *RECIPES])

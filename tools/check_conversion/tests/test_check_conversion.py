@@ -267,7 +267,7 @@ if __name__ == "__main__":
 
 LOAD = "    {0}.load_state_dict(found['{0}'])\n"
 OPTIMIZER, SCHEDULE = LOAD.format("optimizer"), LOAD.format("schedule")
-RESUMED = changed(BEFORE, [
+RESUMING = [
     ("range(2)", "range(done, 4)"), ("    total =", "    torch.manual_seed(epoch)\n    total ="), ("for epoch", f"""
 mean, done = 0, 0
 if os.path.exists("run.pt"):
@@ -276,7 +276,7 @@ if os.path.exists("run.pt"):
 {LOAD.format("model")}{OPTIMIZER}{SCHEDULE}for epoch"""), ("    schedule.step()\n", """    schedule.step()
     torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'schedule': schedule.state_dict(),
                 'history': [0.5] * epoch, 'epoch': epoch + 1}, 'run.pt')
-""")])
+""")]
 RESUME = {
     "nothing": ([("torch.save(model.state", "print(__import__('time').process_time(), 's')\ntorch.save(model.state")], 0,
                 "as if it had never stopped: killed at step 13 of 24 .*5 lines., saved model.pt .*run.pt .* number 1 of"),
@@ -304,9 +304,17 @@ RESUME = {
 @pytest.mark.parametrize("case", RESUME)
 def test_what_a_restarted_run_has_lost_is_named_by_one_that_nobody_stopped(case):
     changes, status, says = RESUME[case]
-    Path("train.py").write_text(changed(RESUMED, changes))
+    Path("train.py").write_text(changed(changed(BEFORE, RESUMING), changes))
     found, said = words(check["check_resume"], Workspace(60, [], batchnorm=None, force=False), "python train.py")
     assert found == status and re.search(says, said)
+
+
+def test_each_rank_of_a_restarted_run_is_compared():
+    changes = ("    torch.save({", "    if rank == 0: torch.save({"), (OPTIMIZER, f"    if rank == 0:\n    {OPTIMIZER}")
+    Path("train.py").write_text(changed(changed(AFTER, RESUMING), changes))
+    workspace = Workspace(60, [], batchnorm=None, force=False)
+    found, said = words(check["check_resume"], workspace, "torchrun --standalone --nproc_per_node=2 train.py")
+    assert found == 1 and "saved at 12: step 13: lr 0.05 instead of 0.0005" in said and "on rank 1" in said
 
 
 def test_the_copy_has_what_a_script_reads_and_what_is_large_or_left_out_is_not_copied(monkeypatch):
