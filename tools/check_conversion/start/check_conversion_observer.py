@@ -87,7 +87,7 @@ def checksum(state):
 def random_states():
     """Checksums of the generators that all code shares."""
     cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else []
-    return [*map(checksum, (torch.get_rng_state().tolist(), cuda, numpy.random.get_state(), random.getstate()))]
+    return [*map(checksum, (torch.get_rng_state().tolist(), numpy.random.get_state(), random.getstate(), cuda))]
 
 
 def distances(mine, reference):
@@ -200,7 +200,7 @@ class Equal:
 
     def __init__(self):
         self.epochs = {}  # by dataset: for each what its sampler was asked for, and the steps before it
-        self.seeds, self.unseeded = ((torch, "manual_seed"), (random, "seed"), (numpy.random, "seed")), random_states()
+        self.seeds, self.unseeded = ((torch, "manual_seed"), (random, "seed"), (numpy.random, "seed")), random_states()[:3]
         self.seed_by_rank()
         on_call(dist, "init_process_group", self.seed_by_rank)  # multiprocessing's processes have no rank before
         for owner, name in self.seeds:
@@ -220,10 +220,10 @@ class Equal:
 
     def seed_by_rank(self, *_, **__):
         """As processes differ whose script does not seed them."""
-        if random_states() == self.unseeded:
+        if random_states()[:3] == self.unseeded:  # a GPU's may be there only now
             for owner, name in self.seeds:
                 getattr(owner, name)(dist.get_rank() if dist.is_initialized() else rank)
-            self.unseeded = random_states()
+            self.unseeded = random_states()[:3]
 
     def begin_loading(self, _, loader):
         steps.workers |= torch.is_grad_enabled() and loader.num_workers > 0  # they draw, unseen
