@@ -2,6 +2,7 @@
 torchrun --standalone --nproc_per_node=4 --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1\
  -m recipes.preempt 50 10
 Saves on SIGTERM or SIGUSR1, resumes at the same step: see docs/recipes.md"""
+import atexit
 import os
 import signal
 import time
@@ -10,6 +11,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1])  # tr
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset
@@ -120,5 +122,6 @@ if __name__ == "__main__":
     if os.environ["LOCAL_RANK"] == "0":
         utils.load_data(args)  # downloads what is missing
     dist.barrier()  # all ranks wait here until local rank 0 has the data
+    atexit.register(lambda: [child.kill() for child in mp.active_children()])  # they block SIGTERM
     main(args, device)
     dist.destroy_process_group()  # after main, because its model keeps the group alive

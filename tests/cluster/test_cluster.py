@@ -40,7 +40,7 @@ def test_readmes_command_resumes_from_the_file_of_rank_0_alone_and_ends_on_both_
     assert load(hosts[1].folder / "multinode.pt")["epoch"] == 1  # rank 0 alone saves
 
 
-def test_two_hosts_each_spawn_processes_that_train_as_one_device_and_refuse_to_resume_from_a_file_that_one_host_lacks(hosts):
+def test_two_hosts_each_spawn_processes_that_train_as_one_device_and_refuse_to_resume_from_different_files(hosts):
     def spawn(epochs):
         jobs = [host.start(sys.executable, ROOT / "multigpu_spawn.py", epochs, "--device", "cpu", "-n", 2, "-g", 1, "-nr", rank,
                            *SMALL, before=EXACT, MASTER_ADDR=hosts[0].name, MASTER_PORT="29501")
@@ -50,9 +50,10 @@ def test_two_hosts_each_spawn_processes_that_train_as_one_device_and_refuse_to_r
     jobs, codes = spawn(2)
     assert codes == [0, 0] and figures(jobs[0].stdout) == alone(2) and jobs[1].stdout == ""
     check_equal(hosts[0].folder / "multigpu_spawn.pt", "single_gpu.pt")
+    train("single_gpu.py", 2, "--lr", 0.01, "--checkpoint", hosts[1].folder / "multigpu_spawn.pt", *SMALL, before=EXACT)
     jobs, codes = spawn(3)
     assert codes == [1, 1] and all(job.stdout == "" and "use multinode.py" in job.stderr for job in jobs)
-    assert load(hosts[0].folder / "multigpu_spawn.pt")["epoch"] == 2
+    assert [load(host.folder / "multigpu_spawn.pt")["epoch"] for host in hosts] == [2, 2]
 
 
 def test_a_batch_job_goes_on_after_its_time_limit_and_preemption_and_srun_starts_the_script_itself(slurm):

@@ -10,7 +10,10 @@ from results import check_same_bits, figures, load
 
 def test_an_exception_in_one_rank_ends_all_and_is_shown_above_torchruns_summary():
     raises = after("torch.optim.SGD.step", "assert torch.distributed.get_rank() == 0, 'own words'")
-    for job in [start(script, 2, before=raises) for script in ("multigpu_spawn.py", "multigpu_torchrun.py")]:
+    reading = after("torch.utils.data.TensorDataset.__getitem__", "assert os.environ['RANK'] == '0', 'own words'")
+    jobs = [start(script, 2, before=raises) for script in ("multigpu_spawn.py", "multigpu_torchrun.py")]
+    jobs += [start("recipes/preempt.py", 2, "--workers", 1, before=reading)]  # whose workers block SIGTERM
+    for job in jobs:
         assert job.wait() == 1 and "AssertionError: own words" in job.stderr.partition("FAILED")[0]
 
 
