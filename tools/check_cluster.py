@@ -49,21 +49,21 @@ def parse_args():
 
 
 def meet(args, index):
-    """The store through which all talk, and this process's rank. A machine that cannot reach the store says what it sees."""
+    """The store through which all talk, this process's rank and address. A machine that cannot reach it says what it sees."""
     end, address = time.monotonic() + args.wait, "unknown"
     while True:
         try:
             address = socket.gethostbyname(args.host)
             hosts = index == 0 and (address == socket.gethostbyname(HERE) if args.node_rank is None else args.node_rank == 0)
-            if not hosts:
-                socket.create_connection((address, args.port), 3).close()
+            own = args.host if hosts else socket.create_connection((address, args.port), 3).getsockname()[0]
             store = dist.TCPStore(address, args.port, None, hosts, timedelta(seconds=args.wait), wait_for_workers=False)
-            return store, 0 if hosts else store.add("others", 1)
+            return store, 0 if hosts else store.add("others", 1), own
         except (OSError, dist.DistError) as error:
             if time.monotonic() > end:
                 sys.exit(1 if index else f"""{HERE}: port {args.port} of {args.host}, which is {address} here: {error}
-  Refused: start check_cluster there, or correct the address. Timed out: a firewall drops packets, or the address is wrong.
-  In use: end what uses it, or take another port. Unknown: correct it, or add {args.host} and {HERE} to DNS or /etc/hosts.""")
+  Refused: start check_cluster there, or correct the address; if it is this machine's, write its host name instead.
+  Timed out: a firewall drops packets, or the address is wrong. In use: end what uses it, or take another port.
+  Unknown: correct it, or add {args.host} and {HERE} to DNS or /etc/hosts.""")
         time.sleep(0.2)
 
 
@@ -86,6 +86,27 @@ def sign_in(args, store, rank):
                            f"one that cannot reach {args.host}:{args.port} says what it sees")
     shared = set.intersection(*map(set, known.values()))
     return machines, [f"only on {machine}: {fact}" for machine in known for fact in known[machine] if fact not in shared]
+
+
+def reach(args, store, rank, machines, address):
+    """What the first process of each machine cannot connect to there, where all others listen."""
+    if rank == machines[HERE][0]:
+        server = socket.create_server(("", 0), backlog=2 * len(machines))
+        store.set(f"place of {HERE}", f"{server.getsockname()[1]} {address} {socket.getfqdn(HERE)}")
+        store.set(f"seen from {HERE}", "\n".join(unreachable(args, store, machines)))
+    return [fault for machine in machines for fault in store.get(f"seen from {machine}").decode().splitlines()]
+
+
+def unreachable(args, store, machines):
+    """Addresses, which gloo and NCCL use, and rank 0's name, which torchrun uses."""
+    for machine in machines:
+        port, *places = store.get(f"place of {machine}").decode().split()
+        named = args.node_rank is None and machine == min(machines)  # with c10d, rank 0 is there
+        for place in places[:1 + named]:
+            try:
+                socket.create_connection((place, int(port)), 3).close()
+            except OSError as error:
+                yield f"{HERE} cannot connect to {machine} at {place}, on a random port: {error}"
 
 
 def measure(args, store, rank, gpu, machines):
@@ -123,15 +144,15 @@ def all_reduce(group, rank, ranks, gpu):
 
 def work(index, args):
     """What each process does; rank 0 prints."""
-    store, rank = meet(args, index)
+    store, rank, address = meet(args, index)
     sys.stdout, gpu, faults = sys.stdout if rank == 0 else None, None, []
     try:
         if args.device != "cpu":
             gpu = torch.device(args.device, (index + int(os.getenv("SLURM_LOCALID", 0))) % torch.accelerator.device_count())
             torch.accelerator.set_device_index(gpu)  # otherwise every process also uses memory of GPU 0
         machines, faults = sign_in(args, store, rank)
-        faults += measure(args, store, rank, gpu, machines)
-    except Exception as error:  # of several ranks' errors the first is kept, which caused the others
+        faults += reach(args, store, rank, machines, address) or measure(args, store, rank, gpu, machines)
+    except Exception as error:  # of several ranks' errors the first is kept, which may have caused the others
         faults.append(store.compare_set("error", "", f"rank {rank} on {HERE}: {' '.join(str(error).split())[:300]}").decode())
     print("\n".join(f"WRONG: {fault}" for fault in faults) or "Fine.", flush=True)
     os._exit(int(bool(faults)))  # torch may wait for what has failed
@@ -140,7 +161,7 @@ def work(index, args):
 if __name__ == "__main__":
     args = parse_args()
     processes = mp.spawn(work, [args], args.processes, join=False).processes
-    end = time.monotonic() + 4 * args.wait + 60
+    end = time.monotonic() + 6 * args.wait + 60
     for process in processes:
         process.join(max(0, end - time.monotonic()))
         process.kill()
