@@ -42,7 +42,7 @@ def test_readmes_command_resumes_from_the_file_of_rank_0_alone_and_ends_on_both_
 
 def test_two_hosts_each_spawn_processes_that_train_as_one_device_and_refuse_to_resume_from_different_files(hosts):
     def spawn(epochs):
-        jobs = [host.start(sys.executable, ROOT / "multigpu_spawn.py", epochs, "--device", "cpu", "-n", 2, "-g", 1, "-nr", rank,
+        jobs = [host.start(sys.executable, ROOT / "multigpu_spawn.py", epochs, "--device", "cpu", "-n", 2, "-g", 2, "-nr", rank,
                            *SMALL, before=EXACT, MASTER_ADDR=hosts[0].name, MASTER_PORT="29501")
                 for rank, host in enumerate(hosts)]
         return jobs, [job.wait() for job in jobs]
@@ -65,7 +65,8 @@ def test_a_batch_job_goes_on_after_its_time_limit_and_preemption_and_srun_starts
     slurm.run("scancel", "--batch", "--signal=USR1", 1)  # as Slurm does, by --signal, before the job's time runs out
     job.until(lambda: load("multinode.pt")["epoch"] == 2, "it was not requeued")
     step = f"srun -K -N 2 --partition=high --exclusive {sys.executable} {ROOT}/multinode.py --checkpoint s.pt"
-    srun = slurm.start(*step.split(), *options, before=EXACT, MASTER_ADDR=slurm.name, MASTER_PORT="29500")
+    local = after("utils.load_data", "assert os.environ['LOCAL_RANK'] == '0'")  # each rank is the only one of its host
+    srun = slurm.start(*step.split(), *options, before=EXACT + local, MASTER_ADDR=slurm.name, MASTER_PORT="29500")
     job.until(lambda: "Restarts=2" in slurm.run("scontrol", "show", "job", 1), "it was not requeued when srun preempted it")
     Path("go").touch()
     assert srun.wait() == 0

@@ -1,7 +1,8 @@
 """Three ranks run the lines of code of docs/your_own_script.md, and do what one process does."""
 import copy
-import itertools  # noqa: F401  for the block that gathers
+import itertools
 import runpy
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler  # noqa: F401  for the block of WeightedSampler
 
-Gather = runpy.run_path(f"{ROOT}/examples/contrastive_ddp.py")["Gather"]
+Gather, Numbers = (runpy.run_path(f"{ROOT}/examples/{file}_ddp.py")[name]
+                   for file, name in [("contrastive", "Gather"), ("stream", "Numbers")])
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 dist.init_process_group("gloo")
@@ -60,3 +62,11 @@ sampler = globals()["sampler"]
 sampler.set_epoch(1)
 order = torch.multinomial(torch.arange(30).double(), 30, replacement=True, generator=torch.Generator().manual_seed(1))
 assert [*sampler] == order[part].tolist()
+
+Numbers.read, worker, found = lambda self: iter(range(self.samples)), SimpleNamespace(num_workers=2), []
+Numbers.__iter__.__globals__["get_worker_info"] = lambda: worker
+for worker.id in range(2):
+    parts = [None] * world_size
+    dist.all_gather_object(parts, [*Numbers(31, rank, world_size)])
+    found += itertools.chain(*parts)
+assert sorted(found) == [*range(31)]  # each sample is read by one worker of one rank

@@ -17,7 +17,7 @@ torch.utils.data.RandomSampler.__iter__ = as_distributed
 
 
 @pytest.mark.parametrize("name, arguments", [  # which suit three processes
-    ("waves", ["--epochs", 2]), ("steps", ["--max-steps", 20, "--batch-size", 36]),
+    ("waves", ["--epochs", 2]), ("steps", ["--max-steps", 22, "--batch-size", 36]),
     ("contrastive", ["--epochs", 1]), ("stream", ["--epochs", 2, "--samples", 961])])
 def test_a_converted_example_trains_prints_and_saves_the_same_with_three_processes(name, arguments, folder, monkeypatch):
     printed, saved = [], []

@@ -111,9 +111,10 @@ def fork(file, arguments, before, environments):
         for rank in ranks:
             rank.start()
         try:
+            end = time.monotonic() + SECONDS
             for rank in ranks:
-                rank.join(SECONDS)
-            codes = [rank.exitcode for rank in ranks]
+                rank.join(max(0, end - time.monotonic()))
+            codes = ["hangs" if rank.exitcode is None else rank.exitcode for rank in ranks]
         finally:
             for rank in ranks:
                 with contextlib.suppress(ProcessLookupError):

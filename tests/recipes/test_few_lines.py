@@ -44,14 +44,16 @@ def check_trains_as_its_base(script, before, options=(2, "--batch-size", 240, "-
     assert saved == dict.fromkeys(utils.build_model("cnn").state_dict(), torch.float32)
 
 
-def test_accumulation_is_the_same_training_and_sends_gradients_once_a_step():
-    options, few = (1, "--batch-size", 250), IN_FLOAT64 + little_data(760)
+@pytest.mark.parametrize("batch, parts", [(250, [*["False"] * 4, "True"]), (240, [*["False"] * 3, "True"])])
+def test_accumulation_is_the_same_training_and_sends_gradients_once_a_step(batch, parts):
+    """In each step four parts of 30 samples, and one of 5 or none."""
+    options, few = (1, "--batch-size", batch), IN_FLOAT64 + little_data(760)
     without = train(BASE, *options, processes=1, before=few)
     sends = after("torch.nn.parallel.DistributedDataParallel.forward", "log(given[0].require_backward_grad_sync)")
     job = train("recipes/accumulate.py", *options, before=few + sends)
     assert figures(job.stdout) == figures(without.stdout)
     check_equal("accumulate.pt", "multigpu_torchrun.pt")
-    assert of_both_ranks() == [[*["False"] * 4, "True"] * 3] * 2  # in each step four parts of 30 samples, and one of 5
+    assert of_both_ranks() == [parts * 3] * 2
 
 
 @pytest.mark.parametrize("script, evaluation", [("recipes/bf16.py", "bfloat16"), ("recipes/accumulate.py", "float32")])

@@ -2,6 +2,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from launch import EXACT, IN_FLOAT64, LITTLE_DATA, SMALL, after, little_data, train
 from results import check_equal, check_same_bits, figures, load
 
@@ -11,13 +12,32 @@ import utils
 def test_the_loop_is_the_same_training_with_any_number_of_processes():
     options = 3, 1, *SMALL, "--model", "vit", "--lr", 0.002
     averaged = after("torch.nn.Module.eval", "assert next(given[0].parameters()).grad is None")  # not the model that is trained
-    whole = train("recipes/loop.py", *options, processes=1, before=EXACT + averaged)
+    clipped = after("torch.optim.AdamW.step", """
+        log(given[0].param_groups[0]["lr"])
+        gradients = [weight.grad for group in given[0].param_groups for weight in group["params"]]
+        assert 0 < torch.nn.utils.get_total_norm(gradients) < 1.0001
+    """)
+    whole = train("recipes/loop.py", *options, processes=1, before=EXACT + averaged + clipped)
+    assert float(Path("log.0").read_text().split()[0]) == pytest.approx(0.002 / 1.5)  # of a warm-up of 1.5 steps
     job = train("recipes/loop.py", *options, "--checkpoint", "more.pt", processes=3, before=EXACT)
     assert figures(job.stdout) == figures(whole.stdout)
     check_equal("more.pt", "loop.pt")
     check_equal("more.pt.best", "loop.pt.best")
     decayed, plain = load("more.pt")["optimizer"]["param_groups"]
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.05, 0) and decayed["lr"] == plain["lr"] == 0
+
+
+def test_the_loop_averages_weights_and_rank_0s_statistics_over_all_steps_and_the_best_file_gets_that():
+    evaluated = after("torch.nn.Module.eval", "log(*(buffer.sum().item() for buffer in given[0].buffers()))")
+    for steps in (1, 2):
+        train("recipes/loop.py", 1, *SMALL, "--model", "resnet18", "--checkpoint", f"{steps}.pt",
+              before=little_data(48 * steps, 11) + evaluated)
+    one, two = load("1.pt"), load("2.pt")
+    average, last = ({name: each for name, each in one[key].items() if "num_batches" not in name} for key in ("ema", "model"))
+    torch.testing.assert_close(average, last)
+    torch.testing.assert_close(load("2.pt.best")["model"], two["ema"], rtol=0, atol=0)
+    assert not torch.equal(two["ema"]["fc.weight"], two["model"]["fc.weight"])
+    assert Path("log.0").read_text() == Path("log.1").read_text()
 
 
 def test_the_loop_keeps_its_best_model_and_stops_in_all_ranks_where_nothing_gets_better():
@@ -45,17 +65,24 @@ def test_a_model_trains_as_it_does_whole_and_each_rank_holds_its_shard_of_weight
 
 
 def test_a_preempted_run_goes_on_at_the_same_step_and_ends_with_the_bits_of_the_undisturbed_one():
-    """With dropout and BatchNorm; whether one process gets the signal or all do, also after an epoch's last step."""
+    """With dropout and BatchNorm; whether one process gets the signal or all do, twice in an epoch or after its last step."""
     options, few = (2, "--model", "mobilenet_v3_small", "--workers", 1, "--batch-size", 24), little_data(96)
-    whole = train("recipes/preempt.py", *options, "--checkpoint", "whole.pt", before=few)
+    masks = after("torch.nn.Dropout.forward", "if given[0].training: log(hash(bytes(result.eq(0).flatten().tolist())))")
+    whole = train("recipes/preempt.py", *options, "--checkpoint", "whole.pt", before=few + masks)
+    drawn = [mask for log in ("log.0", "log.1") for mask in Path(log).read_text().split()]
+    assert len(drawn) == len({*drawn}) == 2 * 2 * 4  # ranks, epochs, steps
     printed = {}
-    for step, name, ranks, epochs, samples in ((3, "SIGUSR1", (0, 1), 0, 72), (5, "SIGTERM", (1,), 1, 96)):
+    stops = (2, "SIGUSR1", (0, 1), 0, 48), (1, "SIGUSR1", (0,), 0, 72), (5, "SIGTERM", (1,), 1, 96)
+    for step, name, ranks, epochs, samples in stops:
+        waits = after("os.fsync", "time.sleep(1)") + after("torch.distributed.destroy_process_group", f"""
+            assert torch.load("preempt.pt")["model"]["begun"][1] == {samples}  # no rank ends before it is saved
+        """)
         signals = after("torch.optim.SGD.step", f"""
             if call == {step} and torch.distributed.get_rank() in {ranks}:
                 for process in (multiprocessing.current_process(), *multiprocessing.active_children()):  # as Slurm does it
                     os.kill(process.pid, signal.{name})
         """)
-        printed |= figures(train("recipes/preempt.py", *options, before=few + signals).stdout)
+        printed |= figures(train("recipes/preempt.py", *options, before=few + signals + waits).stdout)
         stopped = load("preempt.pt")
         assert stopped["epoch"] == epochs and stopped["model"]["begun"][1] == samples
     refused = train("multigpu_torchrun.py", *options, "--checkpoint", "preempt.pt", status=1, before=few)

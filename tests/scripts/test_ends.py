@@ -84,6 +84,8 @@ def test_a_kill_and_a_disk_that_fills_up_while_saving_leave_the_checkpoint_befor
 def test_two_jobs_on_one_machine_find_a_port_each_and_break_no_file_where_they_save_the_same_one():
     in_containers = after("utils.time_to_save", "os.getpid = lambda: 1")
     both_have_written = after("os.fsync", "log('written')") + hold("os.fsync", until="open('log.0').read().count('written') == 2")
-    jobs = [start("multigpu_spawn.py", 1, *SMALL, processes=1, before=LITTLE_DATA + in_containers + both_have_written)
+    threads = "import os, sys\nif 'spawn_main' not in str(sys.orig_argv): del os.environ['OMP_NUM_THREADS']\n"
+    threads += after("utils.report", "assert torch.get_num_threads() == 1")
+    jobs = [start("multigpu_spawn.py", 1, *SMALL, processes=1, before=threads + LITTLE_DATA + in_containers + both_have_written)
             for _ in range(2)]
     assert [job.wait() for job in jobs] == [0, 0] and load("multigpu_spawn.pt")["epoch"] == 1

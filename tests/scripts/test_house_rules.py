@@ -18,6 +18,15 @@ def test_what_a_launch_style_does_not_change_is_the_same_to_the_byte():
         assert len({function(name, script) for script in scripts}) == 1, name
 
 
+def test_the_examples_save_and_resume_as_the_scripts_do():
+    utils, multinode = ((ROOT / file).read_text() for file in ("utils.py", "multinode.py"))
+    save = re.search(r"    temporary = [\s\S]*?os.replace.*\n", utils)[0].replace("args.checkpoint", "path")
+    lines = re.findall(r"^.*(?:other machines may not see the file|until rank 0 has saved).*\n", multinode, re.MULTILINE)
+    for example in ("waves_ddp", "steps_ddp"):
+        text = (ROOT / f"examples/{example}.py").read_text()
+        assert all(line in text for line in [save, *lines]) and len(lines) == 2, example
+
+
 @pytest.mark.parametrize("script", [*BASES, *RECIPES])
 def test_no_line_that_a_script_shares_with_its_base_is_moved_and_few_are_changed(script):
     base = BASES.get(script, "multigpu_torchrun.py")

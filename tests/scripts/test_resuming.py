@@ -28,7 +28,7 @@ SCRIPTS = "single_gpu dp multigpu_torchrun multinode recipes/fsdp recipes/preemp
 @pytest.mark.parametrize("script, kill, options", [  # kill: after which backward pass; main of multigpu_spawn.py is torchrun's
     *((f"{script}.py", 8, (3, 1, *SMALL)) for script in SCRIPTS),
     ("recipes/loop.py", 8, (3, 1, *SMALL, "--lr", 0.0001)),  # the first epoch is the best
-    ("examples/waves_ddp.py", 65, ("--epochs", 3)), ("examples/steps_ddp.py", 44, ("--max-steps", 20))])
+    ("examples/waves_ddp.py", 65, ("--epochs", 3)), ("examples/steps_ddp.py", 44, ("--max-steps", 22))])
 def test_a_killed_run_goes_on_as_if_it_had_never_stopped(script, kill, options):
     def lines(checkpoint, before="", **settings):
         before += LITTLE_DATA + after("utils.build_model", "result.insert(7, torch.nn.Dropout())")

@@ -12,15 +12,18 @@ from results import check_close, check_equal, check_same_bits, figures
     ("multigpu_spawn.py", 2), ("multinode.py", 3), ("recipes/preempt.py", 4), ("recipes/fsdp.py", 3)])
 def test_any_number_of_processes_trains_the_weights_of_one(script, processes):
     """Where nothing comes out even: one sample is missing for a fourth batch of 60, so that a repeated one would be seen."""
+    each_once = after("utils.report", "assert given[3][1] == 101; log(given[4])")  # held-out samples; when the epoch began
+    in_a_step = dict(SLURM_STEP_NUM_TASKS=1, SLURM_PROCID=0, SLURM_LOCALID=0)  # of Slurm, in which torchrun starts the ranks
     options, before = (2, "--batch-size", 60, "--checkpoint"), IN_FLOAT64 + little_data(239, 101)
     one = train("single_gpu.py", *options, "one.pt", before=before)
-    job = train(script, *options, "run.pt", processes=processes, before=before)
+    job = train(script, *options, "run.pt", processes=processes, before=before + each_once, **in_a_step)
     assert figures(job.stdout) == figures(one.stdout)
     check_equal("run.pt", "one.pt")
     begin, *lines = job.stdout.splitlines()
     assert begin.startswith(f"processes: {processes}, device: ")  # rank 0 alone prints
     assert [line.split()[0] for line in lines] == ["epoch", "epoch", "saved"]
     assert job.stderr == ""  # torch warns of nothing
+    assert len({*Path("log.0").read_text().split()}) == 2
 
 
 def test_started_side_by_side_by_the_commands_of_a_user_all_scripts_learn_alike_and_end_well_without_gloos_threads():
