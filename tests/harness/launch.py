@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun sets it; what is forked later must not have used threads
+os.environ.pop("PYTHONUNBUFFERED", None)  # it would hide that a line is not flushed
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # another way to look for GPUs cannot be followed by a fork
 
 import pytest

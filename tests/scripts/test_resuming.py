@@ -20,6 +20,7 @@ def test_each_script_goes_on_where_another_stopped_with_another_number_of_proces
         printed |= figures(job.stdout)
     assert printed == figures(unbroken.stdout)
     check_equal("made/relay.pt", "single_gpu.pt")
+    assert load("made/relay.pt")["optimizer"]["param_groups"][0]["lr"] == 0.009
 
 
 SCRIPTS = "single_gpu dp multigpu_torchrun multinode recipes/fsdp recipes/preempt".split()
