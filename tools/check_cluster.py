@@ -89,7 +89,7 @@ def sign_in(args, store, rank):
 
 
 def reach(args, store, rank, machines, address):
-    """What the first process of each machine cannot connect to there, where all others listen."""
+    """What machines cannot connect to: the first process of each listens, and tries all of them."""
     if rank == machines[HERE][0]:
         server = socket.create_server(("", 0), backlog=2 * len(machines))
         store.set(f"place of {HERE}", f"{server.getsockname()[1]} {address} {socket.getfqdn(HERE)}")

@@ -94,6 +94,9 @@ def check_whole(name, old, new):
 if __name__ == "__main__":
     for whole in WHOLE:
         check_whole(*whole)
+    for old, new in COUNTED[RECIPES]:
+        if f"<!-- diff {old} {new} " not in TEXTS[RECIPES]:
+            sys.exit(f"{RECIPES} shows nothing of {new}")
     made = {name: render(name) for name in TEXTS}
     behind = [name for name in TEXTS if made[name] != TEXTS[name]]
     if "--check" in sys.argv[1:]:

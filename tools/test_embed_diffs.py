@@ -20,6 +20,7 @@ def test_diffs_and_counts_are_those_of_the_scripts():
     ("*.py", "drop_last=True", "drop_last=False", "README.md is behind"),
     ("README.md", r"-\d+ \+\d+", "-1 +1", "README.md is behind"),
     ("README.md", "<!-- diff .* set_epoch .*", "", "shows this of single_gpu.py -> multigpu_torchrun.py 0 times"),
+    ("docs/recipes.md", "<!-- diff .* recipes/bf16.py .*", "", "docs/recipes.md shows nothing of recipes/bf16.py"),
     ("docs/diffs.md", r"def run \|", "def walk |", "no change has def walk")])
 def test_what_is_behind_or_missing_is_named(tmp_path, files, old, new, says):
     copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=shutil.ignore_patterns(".*"))

@@ -63,10 +63,13 @@ sampler.set_epoch(1)
 order = torch.multinomial(torch.arange(30).double(), 30, replacement=True, generator=torch.Generator().manual_seed(1))
 assert [*sampler] == order[part].tolist()
 
-Numbers.read, worker, found = lambda self: iter(range(self.samples)), SimpleNamespace(num_workers=2), []
-Numbers.__iter__.__globals__["get_worker_info"] = lambda: worker
-for worker.id in range(2):
-    parts = [None] * world_size
-    dist.all_gather_object(parts, [*Numbers(31, rank, world_size)])
-    found += itertools.chain(*parts)
-assert sorted(found) == [*range(31)]  # each sample is read by one worker of one rank
+
+def read(number):
+    """What one of two loader workers of this rank reads."""
+    Numbers.__iter__.__globals__["get_worker_info"] = lambda: SimpleNamespace(id=number, num_workers=2)
+    return [*Numbers(31, rank, world_size)]
+
+
+Numbers.read, parts = lambda self: iter(range(self.samples)), [None] * world_size
+dist.all_gather_object(parts, read(0) + read(1))
+assert sorted(itertools.chain(*parts)) == [*range(31)]  # each sample once

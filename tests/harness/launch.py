@@ -101,3 +101,11 @@ def after(function, lines):
 def hold(function, until):
     """Each rank waits after a call of a function until an expression is true."""
     return after(function, f"while not ({until}): time.sleep(0.05)")
+
+
+# What each rank draws, and evaluates with
+MASKS = after("torch.nn.Dropout.forward", """
+    if given[0].training:
+        log("mask", hash(bytes(result.eq(0).flatten().tolist())))
+""")
+STATISTICS = after("torch.nn.Module.eval", "log('statistics', *(buffer.sum().item() for buffer in given[0].buffers()))")

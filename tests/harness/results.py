@@ -1,5 +1,6 @@
 """What runs printed and saved, read and compared."""
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,11 @@ def check_close(printed, expected, loss=1e-3, accuracy=100 / 509 + 0.01):  # one
     assert printed.keys() == expected.keys() != set()
     for epoch in printed:
         assert printed[epoch] == (pytest.approx(expected[epoch][0], abs=loss), pytest.approx(expected[epoch][1], abs=accuracy))
+
+
+def logs(word=""):
+    """The lines that each of two ranks has logged, and that begin with this word."""
+    return [[line for line in Path(log).read_text().splitlines() if line.startswith(word)] for log in ("log.0", "log.1")]
 
 
 def load(path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from chapters import block
 from launch import EXACT, IN_FLOAT64, RECIPES, ROOT, SMALL, after, little_data, needs, train
-from results import check_close, check_equal, figures, load
+from results import check_close, check_equal, figures, load, logs
 
 import utils
 
@@ -28,10 +28,6 @@ def patched(script, *texts):
     for text in texts:
         subprocess.run(["patch", "-F0", copy], input=block(text, "diff"), text=True, check=True)
     return copy
-
-
-def of_both_ranks():
-    return [Path(log).read_text().splitlines() for log in ("log.0", "log.1")]
 
 
 def check_trains_as_its_base(script, before, options=(2, "--batch-size", 240, "--lr", 0.009)):
@@ -53,7 +49,7 @@ def test_accumulation_is_the_same_training_and_sends_gradients_once_a_step(batch
     job = train("recipes/accumulate.py", *options, before=few + sends)
     assert figures(job.stdout) == figures(without.stdout)
     check_equal("accumulate.pt", "multigpu_torchrun.pt")
-    assert of_both_ranks() == [parts * 3] * 2
+    assert logs() == [parts * 3] * 2
 
 
 @pytest.mark.parametrize("script, evaluation", [("recipes/bf16.py", "bfloat16"), ("recipes/accumulate.py", "float32")])
@@ -62,7 +58,7 @@ def test_bf16_computes_in_bfloat16_but_for_the_loss_and_so_does_accumulation_wit
     both.write_text(re.sub(r" +with nullcontext[\s\S]*?\.backward\(\)", block("with nullcontext"), (ROOT / script).read_text()))
     check_trains_as_its_base(both, after("torch.nn.Linear.forward", "log(given[0].training, result.dtype)") +
                              after("torch.nn.functional.cross_entropy", "log('loss', result.dtype)"))
-    for lines in of_both_ranks():
+    for lines in logs():
         assert {*lines} == {"True torch.bfloat16", f"False torch.{evaluation}", "loss torch.float32"}
 
 
@@ -96,10 +92,10 @@ def test_the_blocks_compile_in_the_first_epoch_send_gradients_in_bfloat16_and_le
     graphs = after("utils.report", "log('graphs', torch._dynamo.utils.counters['stats']['unique_graphs'])")
     sends = after("torch.distributed.all_reduce", "log(given[0].dtype, given[0].numel())")
     check_trains_as_its_base(patched(script, *BLOCKS), ANYWHERE + graphs + sends)
-    first, second = (int(line.split()[1]) for line in of_both_ranks()[0] if line.startswith("graphs"))
+    first, second = (int(line.split()[1]) for line in logs()[0] if line.startswith("graphs"))
     assert first == second > 1 or torch.__version__ < (2, 14)  # for training and evaluation; torch 2.11 compiles no nn.Sequential
     weights = sum(weight.numel() for weight in load("run.pt")["model"].values())
-    for rank, lines in enumerate(of_both_ranks()):
+    for rank, lines in enumerate(logs()):
         sent = [int(line.split()[1]) for line in lines if line.startswith("torch.bfloat16")]
         assert sum(sent) == 2 * 16 * weights  # of epochs and steps
         names = [event["name"] for event in json.loads(Path(f"run.pt.rank{rank}.json").read_text())["traceEvents"]]

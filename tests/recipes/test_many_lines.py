@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import EXACT, IN_FLOAT64, LITTLE_DATA, SMALL, after, little_data, train
-from results import check_equal, check_same_bits, figures, load
+from launch import EXACT, IN_FLOAT64, LITTLE_DATA, MASKS, SMALL, STATISTICS, after, little_data, train
+from results import check_equal, check_same_bits, figures, load, logs
 
 import utils
 
@@ -28,16 +28,16 @@ def test_the_loop_is_the_same_training_with_any_number_of_processes():
 
 
 def test_the_loop_averages_weights_and_rank_0s_statistics_over_all_steps_and_the_best_file_gets_that():
-    evaluated = after("torch.nn.Module.eval", "log(*(buffer.sum().item() for buffer in given[0].buffers()))")
     for steps in (1, 2):
         train("recipes/loop.py", 1, *SMALL, "--model", "resnet18", "--checkpoint", f"{steps}.pt",
-              before=little_data(48 * steps, 11) + evaluated)
-    one, two = load("1.pt"), load("2.pt")
-    average, last = ({name: each for name, each in one[key].items() if "num_batches" not in name} for key in ("ema", "model"))
+              before=little_data(48 * steps, 11) + STATISTICS)
+    first, second = load("1.pt"), load("2.pt")
+    average, last = ({name: each for name, each in first[key].items() if "num_batches" not in name} for key in ("ema", "model"))
     torch.testing.assert_close(average, last)
-    torch.testing.assert_close(load("2.pt.best")["model"], two["ema"], rtol=0, atol=0)
-    assert not torch.equal(two["ema"]["fc.weight"], two["model"]["fc.weight"])
-    assert Path("log.0").read_text() == Path("log.1").read_text()
+    torch.testing.assert_close(load("2.pt.best")["model"], second["ema"], rtol=0, atol=0)
+    assert not torch.equal(second["ema"]["fc.weight"], second["model"]["fc.weight"])
+    one, other = logs("statistics")
+    assert one == other != []
 
 
 def test_the_loop_keeps_its_best_model_and_stops_in_all_ranks_where_nothing_gets_better():
@@ -60,17 +60,16 @@ def test_a_model_trains_as_it_does_whole_and_each_rank_holds_its_shard_of_weight
     assert figures(sharded.stdout) == figures(whole.stdout)
     check_equal("fsdp.pt", "multigpu_torchrun.pt")
     weights = sum(weight.numel() for weight in utils.build_model("resnet18").parameters())
-    for log in ("log.0", "log.1"):
-        assert int(Path(log).read_text().split()[-1]) == pytest.approx(3 * 8 * weights / 2, rel=0.03)
+    for lines in logs():
+        assert int(lines[-1]) == pytest.approx(3 * 8 * weights / 2, rel=0.03)
 
 
 def test_a_preempted_run_goes_on_at_the_same_step_and_ends_with_the_bits_of_the_undisturbed_one():
     """With dropout and BatchNorm; whether one process gets the signal or all do, twice in an epoch or after its last step."""
     options, few = (2, "--model", "mobilenet_v3_small", "--workers", 1, "--batch-size", 24), little_data(96)
-    masks = after("torch.nn.Dropout.forward", "if given[0].training: log(hash(bytes(result.eq(0).flatten().tolist())))")
-    whole = train("recipes/preempt.py", *options, "--checkpoint", "whole.pt", before=few + masks)
-    drawn = [mask for log in ("log.0", "log.1") for mask in Path(log).read_text().split()]
-    assert len(drawn) == len({*drawn}) == 2 * 2 * 4  # ranks, epochs, steps
+    whole = train("recipes/preempt.py", *options, "--checkpoint", "whole.pt", before=few + MASKS)
+    one, other = logs("mask")
+    assert len(one + other) == len({*one, *other}) == 2 * 2 * 4  # ranks, epochs, steps
     printed = {}
     stops = (2, "SIGUSR1", (0, 1), 0, 48), (1, "SIGUSR1", (0,), 0, 72), (5, "SIGTERM", (1,), 1, 96)
     for step, name, ranks, epochs, samples in stops:

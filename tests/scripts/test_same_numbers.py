@@ -1,10 +1,9 @@
 """The same command trains the same model in every script, at every world size."""
-import re
 from pathlib import Path
 
 import pytest
-from launch import IN_FLOAT64, SCRIPTS, after, little_data, start, train
-from results import check_close, check_equal, check_same_bits, figures
+from launch import IN_FLOAT64, MASKS, SCRIPTS, STATISTICS, after, little_data, start, train
+from results import check_close, check_equal, check_same_bits, figures, logs
 
 
 @pytest.mark.parametrize("script, processes", [
@@ -41,10 +40,6 @@ def test_started_side_by_side_by_the_commands_of_a_user_all_scripts_learn_alike_
 
 
 AUGMENTED = little_data(120, 11) + after("torch.utils.data.TensorDataset.__getitem__", "result[0].add_(torch.randn(3, 32, 32))")
-LOGS = after("torch.nn.Dropout.forward", """
-    if given[0].training:
-        log("mask", hash(bytes(result.eq(0).flatten().tolist())))
-""") + after("torch.nn.Module.eval", "log('statistics', *(buffer.sum().item() for buffer in given[0].buffers()))")
 
 
 def test_dropout_differs_by_rank_statistics_do_not_and_a_resumed_run_draws_what_an_unbroken_one_does_in_workers_too():
@@ -52,12 +47,11 @@ def test_dropout_differs_by_rank_statistics_do_not_and_a_resumed_run_draws_what_
         train("multigpu_torchrun.py", epochs, "--model", "mobilenet_v3_small", "--batch-size", 60,
               "--checkpoint", checkpoint, "--workers", 1, before=AUGMENTED + before)
 
-    part(2, "unbroken.pt", LOGS)
+    part(2, "unbroken.pt", MASKS + STATISTICS)
     part(1, "resumed.pt")
     part(2, "resumed.pt")
     check_same_bits("resumed.pt", "unbroken.pt")
-    logs = [Path(log).read_text() for log in ("log.0", "log.1")]
-    drawn = re.findall(r"mask (.*)", "".join(logs))
-    assert len(drawn) == len({*drawn}) == 2 * 2 * 2  # ranks, epochs, steps
-    one, other = (re.findall(r"statistics (.*)", log) for log in logs)
+    one, other = logs("mask")
+    assert len(one + other) == len({*one, *other}) == 2 * 2 * 2  # ranks, epochs, steps
+    one, other = logs("statistics")
     assert one == other and len({*one}) == 2  # of both epochs
