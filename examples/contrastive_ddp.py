@@ -19,7 +19,7 @@ def ddp_setup():
         dist.init_process_group("gloo")
         return torch.device("cpu")
     device = torch.device(found.type, int(os.environ["LOCAL_RANK"]))
-    torch.accelerator.set_device_index(device)  # otherwise every process also uses memory of GPU 0
+    torch.accelerator.set_device_index(device)  # this process's default GPU, instead of GPU 0
     dist.init_process_group(device_id=device)  # selects nccl for NVIDIA and AMD, xccl for Intel
     return device
 

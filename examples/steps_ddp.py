@@ -22,7 +22,7 @@ def ddp_setup():
         dist.init_process_group("gloo")
         return torch.device("cpu")
     device = torch.device(found.type, int(os.environ["LOCAL_RANK"]))
-    torch.accelerator.set_device_index(device)  # otherwise every process also uses memory of GPU 0
+    torch.accelerator.set_device_index(device)  # this process's default GPU, instead of GPU 0
     dist.init_process_group(device_id=device)  # selects nccl for NVIDIA and AMD, xccl for Intel
     return device
 
@@ -91,7 +91,7 @@ def train_step(model, batch, optimizer, device):
     model.train()
     inputs, labels = batch[0].to(device), batch[1].to(device)
     count = (labels != -100).sum()  # without padding
-    dist.all_reduce(count)  # adds up all ranks' counts
+    dist.all_reduce(count)  # adds up all ranks' counts, in place
     loss_sum = torch.zeros((), device=device)
     for start in range(0, len(labels), PART):
         part = slice(start, start + PART)
@@ -150,7 +150,7 @@ def main(args, device):
                 print(f"step {step}/{args.max_steps} | loss {loss.item():.4f}", flush=True)
         if step % 10 == 0:
             sums = evaluate(model.module, val_loader, device)  # the plain model: no collectives
-            dist.all_reduce(sums)  # adds up all ranks' sums
+            dist.all_reduce(sums)  # adds up all ranks' sums, in place
             loss, correct, count = sums.tolist()
             if rank == 0:
                 print(f"step {step}/{args.max_steps} | held-out loss {loss / count:.4f} "

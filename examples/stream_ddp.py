@@ -21,7 +21,7 @@ def ddp_setup():
         dist.init_process_group("gloo")
         return torch.device("cpu")
     device = torch.device(found.type, int(os.environ["LOCAL_RANK"]))
-    torch.accelerator.set_device_index(device)  # otherwise every process also uses memory of GPU 0
+    torch.accelerator.set_device_index(device)  # this process's default GPU, instead of GPU 0
     dist.init_process_group(device_id=device)  # selects nccl for NVIDIA and AMD, xccl for Intel
     return device
 
@@ -66,7 +66,7 @@ def train_epoch(model, loader, optimizer, device):
         digits, labels = digits.to(device), labels.flatten().to(device)
         count = (labels != -100).sum()  # without padding
         total = count.clone()
-        dist.all_reduce(total)  # adds up all ranks' counts
+        dist.all_reduce(total)  # adds up all ranks' counts, in place
         if total == 0:
             break
         loss = F.cross_entropy(model(digits), labels, reduction="sum")
@@ -91,7 +91,7 @@ def main(args, device):
 
     for epoch in range(args.epochs):
         sums = train_epoch(model, loader, optimizer, device)
-        dist.all_reduce(sums)  # adds up all ranks' sums
+        dist.all_reduce(sums)  # adds up all ranks' sums, in place
         loss, trained = sums.tolist()
         if rank == 0:
             print(f"epoch {epoch + 1}/{args.epochs} | loss {loss / trained:.4f}", flush=True)

@@ -18,7 +18,7 @@ def ddp_setup(args):
         dist.init_process_group("gloo")
         return torch.device("cpu")
     device = torch.device(args.device, int(os.environ["LOCAL_RANK"]))
-    torch.accelerator.set_device_index(device)  # otherwise every process also uses memory of GPU 0
+    torch.accelerator.set_device_index(device)  # this process's default GPU, instead of GPU 0
     dist.init_process_group(device_id=device)  # selects nccl for NVIDIA and AMD, xccl for Intel
     return device
 
@@ -77,7 +77,7 @@ def main(args, device):
         for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
             dist.broadcast(buffer, src=0)
         val_sums = evaluate(model.module, val_loader, device)  # the plain model: no collectives
-        dist.all_reduce(train_sums)  # adds up all ranks' sums
+        dist.all_reduce(train_sums)  # adds up all ranks' sums, in place
         dist.all_reduce(val_sums)
         if rank == 0:
             utils.report(args, epoch, train_sums, val_sums, start)

@@ -23,7 +23,7 @@ def ddp_setup(args):
         dist.init_process_group("gloo")
         return torch.device("cpu")
     device = torch.device(args.device, int(os.environ["LOCAL_RANK"]))
-    torch.accelerator.set_device_index(device)  # otherwise every process also uses memory of GPU 0
+    torch.accelerator.set_device_index(device)  # this process's default GPU, instead of GPU 0
     dist.init_process_group(device_id=device)  # selects nccl for NVIDIA and AMD, xccl for Intel
     return device
 
@@ -103,7 +103,7 @@ def main(args, device):
         for buffer in ema.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
             dist.broadcast(buffer, src=0)
         val_sums = evaluate(ema, val_loader, device)
-        dist.all_reduce(train_sums)  # adds up all ranks' sums
+        dist.all_reduce(train_sums)  # adds up all ranks' sums, in place
         dist.all_reduce(val_sums)
         if val_sums[0] > best:
             best, best_epoch = val_sums[0].item(), epoch

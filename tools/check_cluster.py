@@ -149,7 +149,7 @@ def work(index, args):
     try:
         if args.device != "cpu":
             gpu = torch.device(args.device, (index + int(os.getenv("SLURM_LOCALID", 0))) % torch.accelerator.device_count())
-            torch.accelerator.set_device_index(gpu)  # otherwise every process also uses memory of GPU 0
+            torch.accelerator.set_device_index(gpu)  # this process's default GPU, instead of GPU 0
         machines, faults = sign_in(args, store, rank)
         faults += reach(args, store, rank, machines, address) or measure(args, store, rank, gpu, machines)
     except Exception as error:  # of several ranks' errors the first is kept, which may have caused the others
