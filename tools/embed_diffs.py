@@ -103,3 +103,4 @@ if __name__ == "__main__":
         sys.exit("\n".join(f"{name} is behind: run python tools/embed_diffs.py" for name in behind) or None)
     for name in behind:
         (ROOT / name).write_text(made[name])
+        print(name, *(row for row in made[name].splitlines() if row.startswith("| [`") and row not in TEXTS[name]), sep="\n")

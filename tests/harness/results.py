@@ -9,6 +9,7 @@ import torch
 def figures(text):
     """Loss and accuracy (in percent) of each epoch that was printed."""
     found = re.findall(r"epoch +(\d+)/\d+ \| loss (\S+) \| accuracy (\S+)% \| \S+ samples/s \| \d+:\d\d left", text)
+    assert len(found) == len(re.findall(r"^epoch", text, re.MULTILINE)), "utils.report prints another line"
     return {int(epoch): (float(loss), float(accuracy)) for epoch, loss, accuracy in found}
 
 

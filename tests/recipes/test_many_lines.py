@@ -76,7 +76,7 @@ def test_a_preempted_run_goes_on_at_the_same_step_and_ends_with_the_bits_of_the_
         waits = after("os.fsync", "time.sleep(1)") + after("torch.distributed.destroy_process_group", f"""
             assert torch.load("preempt.pt")["model"]["begun"][1] == {samples}  # no rank ends before it is saved
         """)
-        signals = after("torch.optim.SGD.step", f"""
+        signals = after("torch.Tensor.backward", f"""
             if call == {step} and torch.distributed.get_rank() in {ranks}:
                 for process in (multiprocessing.current_process(), *multiprocessing.active_children()):  # as Slurm does it
                     os.kill(process.pid, signal.{name})

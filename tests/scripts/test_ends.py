@@ -9,7 +9,7 @@ from results import check_same_bits, figures, load
 
 
 def test_an_exception_in_one_rank_ends_all_and_is_shown_above_torchruns_summary():
-    raises = after("torch.optim.SGD.step", "assert torch.distributed.get_rank() == 0, 'own words'")
+    raises = after("torch.Tensor.backward", "assert torch.distributed.get_rank() == 0, 'own words'")
     reading = after("torch.utils.data.TensorDataset.__getitem__", "assert os.environ['RANK'] == '0', 'own words'")
     jobs = [start(script, 2, before=raises) for script in ("multigpu_spawn.py", "multigpu_torchrun.py")]
     jobs += [start("recipes/preempt.py", 2, "--workers", 1, before=reading)]  # whose workers block SIGTERM
@@ -45,7 +45,7 @@ if "spawn_main" in str(sys.orig_argv):
 
 
 def test_ctrl_c_ends_a_rank_that_waits_for_another_in_a_collective():
-    job = start("multigpu_spawn.py", 1, before=after("torch.optim.SGD.step", """
+    job = start("multigpu_spawn.py", 1, before=after("torch.Tensor.backward", """
         if torch.distributed.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         print(os.getpid(), "waits", flush=True)
@@ -60,7 +60,7 @@ def test_ctrl_c_ends_a_rank_that_waits_for_another_in_a_collective():
 
 def test_a_killed_rank_costs_no_bit_under_torchrun_with_restarts():
     line = "multigpu_torchrun.py", 4, 2, *SMALL
-    rank_1_is_killed = after("torch.optim.SGD.step", """
+    rank_1_is_killed = after("torch.Tensor.backward", """
         if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], call) == ("1", "0", 13):
             os.kill(os.getpid(), signal.SIGKILL)
     """)

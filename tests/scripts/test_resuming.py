@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import EXACT, LITTLE_DATA, SMALL, after, train
+from launch import EXACT, LITTLE_DATA, SCRIPTS, SMALL, after, train
 from results import check_equal, check_same_bits, figures, load
 
 
@@ -23,11 +23,8 @@ def test_each_script_goes_on_where_another_stopped_with_another_number_of_proces
     assert load("made/relay.pt")["optimizer"]["param_groups"][0]["lr"] == 0.009
 
 
-SCRIPTS = "single_gpu dp multigpu_torchrun multinode recipes/fsdp recipes/preempt".split()
-
-
 @pytest.mark.parametrize("script, kill, options", [  # kill: after which backward pass; main of multigpu_spawn.py is torchrun's
-    *((f"{script}.py", 8, (3, 1, *SMALL)) for script in SCRIPTS),
+    *((script, 8, (3, 1, *SMALL)) for script in [*SCRIPTS, "recipes/fsdp.py", "recipes/preempt.py"] if "spawn" not in script),
     ("recipes/loop.py", 8, (3, 1, *SMALL, "--lr", 0.0001)),  # the first epoch is the best
     ("examples/waves_ddp.py", 65, ("--epochs", 3)), ("examples/steps_ddp.py", 44, ("--max-steps", 22))])
 def test_a_killed_run_goes_on_as_if_it_had_never_stopped(script, kill, options):
