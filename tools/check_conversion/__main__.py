@@ -182,7 +182,8 @@ def check_resume(workspace, command):
     best = [step for step, later in pairwise(steps) if step in saves and files[step] - files[later]]  # the next is no new best
     saves = best or saves
     if not saves:
-        raise Verdict(2, "before its last step, it never saves all its files after the same step")
+        raise Verdict(2, "before its last step, it never saves all its files after the same step: let it "
+                      "evaluate and save at intervals that meet")
     saved = saves[len(saves) // 2]
     killed = workspace.run(command, "the killed run", nudge=True, kill=saved + 1)
     faults = [Training(whole.ranks[rank][:saved], [steps[:saved]]).fault() for rank, steps in killed.ranks.items()]

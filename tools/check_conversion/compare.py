@@ -94,7 +94,8 @@ class Training:
     def step_fault(self, number, one, steps):
         seeds = [step["shuffles"] for step in steps]  # by kind of sampler and size; rank 0 alone may show pictures
         if any(its[of] != seeds[0][of] for its in seeds for of in its.keys() & seeds[0].keys()):
-            return 'the ranks shuffle the samples by different seeds or epochs (see "Random numbers")'
+            return ('the ranks shuffle the samples by different seeds or epochs: is DistributedSampler missing '
+                    '(see "Two routes"), or on route B a generator of the loader\'s own? (see "Random numbers")')
         if not all(step["known"] for step in steps):
             if number and any(len(run) != len(self.base) for run in self.ranks):
                 return 'other parameters: does an earlier model train for another number of steps? (see "Decisions")'
@@ -133,7 +134,7 @@ class Training:
             elif number or step["rank"]:  # it began alike, or rank 0 is right
                 advice = ': has its schedule another length, or does it follow a metric or a count of one rank? (see "Decisions")'
             else:
-                advice = ' (see "What your script has")'
+                advice = ': is it scaled by world_size, or its schedule stepped too often? (see "What your script has")'
             for mine, others in [(one["switches"], step["switches"]), *zip(one["options"], step["options"])]:
                 for name in mine | others:
                     was, now = mine.get(name, False), others.get(name, False)
@@ -183,6 +184,8 @@ class Training:
                 size = len(one["samples"][dimension])
                 if len(found) == len(steps) * size and not number:
                     return 'each rank takes a full-size batch, not batch_size // world_size (see "Two routes")'
+                if len(parts) > 1 and alike(parts[0][dimension], parts[1][dimension]):
+                    return 'ranks take the same samples: is DistributedSampler missing? (see "Two routes")'
                 if len(found) == size:
                     return "other samples, or some repeated" + (self.random_hint(one, steps) or (
                         ': do all ranks shuffle alike, as the original, in each epoch? (see "Random numbers")'))
@@ -216,7 +219,8 @@ class Training:
         hint = self.random_hint(one, steps)
         return (f"gradients differ, samples do not{names}{hint}; do parts count unequally (padding, class weights), or must the "
                 'loss or a buffer be computed from all samples? (see "Sums and unequal parts"); does it compare them? '
-                '(see "Losses over pairs"); is zero_grad missing, or is a second model, as a target, not the same on all ranks?')
+                '(see "Losses over pairs"); is zero_grad missing, or is a second model, as a target or '
+                'an average, not updated alike on all ranks?')
 
 
 def gap(one, other):

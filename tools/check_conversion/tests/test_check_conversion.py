@@ -195,6 +195,7 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "a graph, of which each step takes nodes": (0, [], SAME, GRAPH),
     "no set_epoch": (1, [NO_EPOCH], "step 7: the sampler has the order of an earlier epoch again: is set_epoch missing"),
     "a full-size batch": (1, [("(data, 12", "(data, 24")], r"not batch_size // world_size \(see \"Two routes"),
+    "the same part on each rank": (1, [WHOLE, ("data, 24", "data, 12"), NO_EPOCH], r"ranks take the same samples: .*Two routes"),
     "the whole batch on each rank": (1, [WHOLE, NO_EPOCH], "not split between ranks"),
     "the whole batch on each rank, for two optimizers": (1, [WHOLE, NO_EPOCH], "not split between ranks", TWO),
     "an order of each rank": (1, [WHOLE, NO_EPOCH, PART, SEED], "different seeds .*Random numbers"),
