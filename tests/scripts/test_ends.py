@@ -21,6 +21,7 @@ def test_a_signal_ends_every_process():
     cases = [  # script, loader workers, who gets which signal
         ("single_gpu.py", 2, os.kill, signal.SIGKILL),
         ("multigpu_spawn.py", 0, os.kill, signal.SIGKILL),
+        ("multigpu_spawn.py", 1, os.kill, signal.SIGINT),  # the launcher alone, as by an IDE's stop button
         ("multigpu_torchrun.py", 1, os.killpg, signal.SIGINT),  # all of them, as by Ctrl-C
         ("multigpu_torchrun.py", 1, os.kill, signal.SIGTERM)]
     stays = hold("utils.report", until="False")  # in its first epoch, and leaves the cores to the others
