@@ -134,7 +134,7 @@ class Training:
             elif number or step["rank"]:  # it began alike, or rank 0 is right
                 advice = ': has its schedule another length, or does it follow a metric or a count of one rank? (see "Decisions")'
             else:
-                advice = ': is it scaled by world_size, or its schedule stepped too often? (see "What your script has")'
+                advice = ' (see "What your script has")'
             for mine, others in [(one["switches"], step["switches"]), *zip(one["options"], step["options"])]:
                 for name in mine | others:
                     was, now = mine.get(name, False), others.get(name, False)
