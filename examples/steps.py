@@ -13,7 +13,7 @@ PART = 4  # sequences that fit into memory at once; the gradients of a step's pa
 
 
 def load_data(samples, seed):
-    """Sequences that rise by 1, 2 or 3, modulo 15, and are padded: with 0, and -100 as label."""
+    """Sequences that rise by 1, 2 or 3, modulo 15, padded: inputs with 0, labels with -100."""
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(15, (samples, 1), generator=generator)
     rise = torch.randint(1, 4, (samples, 1), generator=generator)
@@ -62,7 +62,7 @@ def save(checkpoint, path):
 
 
 def endless(loader):
-    """The batches of one epoch after the other."""
+    """The batches, epoch after epoch."""
     while True:
         yield from loader
 

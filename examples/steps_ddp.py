@@ -28,7 +28,7 @@ def ddp_setup():
 
 
 def load_data(samples, seed):
-    """Sequences that rise by 1, 2 or 3, modulo 15, and are padded: with 0, and -100 as label."""
+    """Sequences that rise by 1, 2 or 3, modulo 15, padded: inputs with 0, labels with -100."""
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(15, (samples, 1), generator=generator)
     rise = torch.randint(1, 4, (samples, 1), generator=generator)
@@ -77,11 +77,11 @@ def save(checkpoint, path):
 
 
 def endless(train_set, batch_size, sampler, steps_done):
-    """The batches of one epoch after the other, without those of the steps that are done."""
+    """The batches, epoch after epoch, without those of the steps that are done."""
     epoch, done = divmod(steps_done, len(sampler) // batch_size)
     while True:
-        sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
-        torch.manual_seed(epoch * dist.get_world_size() + dist.get_rank())  # for loader workers
+        sampler.set_epoch(epoch)  # each epoch has its own order, resumed or not
+        torch.manual_seed(epoch * dist.get_world_size() + dist.get_rank())  # for workers, if any
         left = [*sampler][done * batch_size:]
         yield from DataLoader(train_set, batch_size, sampler=left, drop_last=True)
         epoch, done = epoch + 1, 0
@@ -134,7 +134,7 @@ def main(args, device):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / args.max_steps)
     checkpoint = [read_checkpoint(args.checkpoint) if rank == 0 else None]
-    dist.broadcast_object_list(checkpoint)  # other machines may not see the file
+    dist.broadcast_object_list(checkpoint)  # other machines might not see the file
     steps_done = resume(checkpoint.pop(), model, optimizer, schedule)  # pop frees its memory
     model = DDP(model)  # backward averages all ranks' gradients; device_ids is not needed
 
@@ -170,5 +170,5 @@ if __name__ == "__main__":
         raise SystemExit(__doc__)
     device = ddp_setup()
     main(args, device)
-    dist.barrier()  # until rank 0 has saved: if that fails, torchrun must restart all machines
+    dist.barrier()  # until rank 0 has saved: if that fails, torchrun must restart all ranks
     dist.destroy_process_group()  # after main, because its model keeps the group alive

@@ -109,14 +109,14 @@ def main(args, device):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     checkpoint = [read_checkpoint(args.checkpoint) if rank == 0 else None]
-    dist.broadcast_object_list(checkpoint)  # other machines may not see the file
+    dist.broadcast_object_list(checkpoint)  # other machines might not see the file
     epochs_done, best = resume(checkpoint.pop(), model, optimizer, schedule)  # pop frees its memory
     if device.type != "cpu":  # normalise over the whole batch; on CPUs, over each rank's part
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = DDP(model)  # backward averages all ranks' gradients; device_ids is not needed
 
     for epoch in range(epochs_done, args.epochs):
-        sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
+        sampler.set_epoch(epoch)  # each epoch has its own order, resumed or not
         torch.manual_seed(epoch * world_size + rank)  # dropout masks differ by rank and epoch
         train_sums = train_epoch(model, train_loader, optimizer, device)
         for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
@@ -150,5 +150,5 @@ if __name__ == "__main__":
     device = ddp_setup()
     # To download data, let local rank 0 do it here; then all ranks must call dist.barrier().
     main(args, device)
-    dist.barrier()  # until rank 0 has saved: if that fails, torchrun must restart all machines
+    dist.barrier()  # until rank 0 has saved: if that fails, torchrun must restart all ranks
     dist.destroy_process_group()  # after main, because its model keeps the group alive

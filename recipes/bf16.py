@@ -71,7 +71,7 @@ def main(args, device):
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
+        sampler.set_epoch(epoch)  # each epoch has its own order, resumed or not
         torch.manual_seed(epoch * world_size + rank)  # dropout masks differ by rank and epoch
         train_sums = train_epoch(model, train_loader, optimizer, device)
         for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
@@ -90,7 +90,7 @@ if __name__ == "__main__":
     if "LOCAL_RANK" not in os.environ:
         raise SystemExit(__doc__)
     if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
-        raise SystemExit("several machines may not all see the checkpoint: use multinode.py")
+        raise SystemExit("several machines might not all see the checkpoint: use multinode.py")
     device = ddp_setup(args)
     if os.environ["LOCAL_RANK"] == "0":
         utils.load_data(args)  # downloads what is missing

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import utils
 
-# Your model's repeated blocks. If none has such a name, the whole model is gathered at once.
+# Class names of your model's repeated blocks. If none fits, the whole model is gathered at once.
 BLOCKS = "EncoderBlock", "BasicBlock", "Bottleneck", "CNBlock"
 
 
@@ -84,7 +84,7 @@ def main(args, device):
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
+        sampler.set_epoch(epoch)  # each epoch has its own order, resumed or not
         torch.manual_seed(epoch * world_size + rank)  # dropout masks differ by rank and epoch
         train_sums = train_epoch(model, train_loader, optimizer, device)
         for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves
@@ -106,11 +106,11 @@ if __name__ == "__main__":
     if "LOCAL_RANK" not in os.environ:
         raise SystemExit(__doc__)
     if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
-        raise SystemExit("several machines may not all see the checkpoint: use multinode.py")
+        raise SystemExit("several machines might not all see the checkpoint: use multinode.py")
     device = ddp_setup(args)
     if os.environ["LOCAL_RANK"] == "0":
         utils.load_data(args)  # downloads what is missing
     dist.barrier()  # all ranks wait here until local rank 0 has the data
     main(args, device)
     dist.destroy_process_group()  # after main, because its model keeps the group alive
-    time.sleep(0.1)  # DTensor's caches keep gloo's threads; one of them may abort at exit
+    time.sleep(0.1)  # or one of gloo's threads, which DTensor's caches keep, may abort at exit

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1])  # train_epoch polls it
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1])  # train_epoch polls them
 
 import torch
 import torch.distributed as dist
@@ -87,14 +87,14 @@ def main(args, device):
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # a new order each epoch, also after a restart
+        sampler.set_epoch(epoch)  # each epoch has its own order, resumed or not
         done = int(begun[1]) // world_size
         order[:] = list(sampler)[done:]
         torch.manual_seed((epoch * world_size + rank) * len(sampler) + done)
         train_sums = train_epoch(model, train_loader, optimizer, device, stop, control)
         if stop:
             dist.all_reduce(train_sums)
-            if rank == 0:  # other scripts refuse a model that has this key
+            if rank == 0:  # other scripts refuse a model that has "begun"
                 weights = {**model.module.state_dict(), "begun": begun + train_sums}
                 utils.save(args, weights, optimizer.state_dict(), epoch - 1)
             dist.barrier(group=control)  # otherwise srun ends rank 0 while it saves
@@ -117,7 +117,7 @@ if __name__ == "__main__":
     if "LOCAL_RANK" not in os.environ:
         raise SystemExit(__doc__)
     if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
-        raise SystemExit("several machines may not all see the checkpoint: use multinode.py")
+        raise SystemExit("several machines might not all see the checkpoint: use multinode.py")
     device = ddp_setup(args)
     if os.environ["LOCAL_RANK"] == "0":
         utils.load_data(args)  # downloads what is missing

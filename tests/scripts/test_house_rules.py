@@ -21,7 +21,7 @@ def test_what_a_launch_style_does_not_change_is_the_same_to_the_byte():
 def test_the_examples_save_and_resume_as_the_scripts_do():
     utils, multinode = ((ROOT / file).read_text() for file in ("utils.py", "multinode.py"))
     save = re.search(r"    temporary = [\s\S]*?os.replace.*\n", utils)[0].replace("args.checkpoint", "path")
-    lines = re.findall(r"^.*(?:other machines may not see the file|until rank 0 has saved).*\n", multinode, re.MULTILINE)
+    lines = re.findall(r"^.*(?:other machines might not see the file|until rank 0 has saved).*\n", multinode, re.MULTILINE)
     for example in ("waves_ddp", "steps_ddp"):
         text = (ROOT / f"examples/{example}.py").read_text()
         assert all(line in text for line in [save, *lines]) and len(lines) == 2, example
