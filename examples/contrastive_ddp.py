@@ -103,7 +103,7 @@ def main(args, device):
     model = DDP(model)  # the temperature is in it, so its gradient is averaged too
 
     for epoch in range(args.epochs):
-        sampler.set_epoch(epoch)  # each epoch has its own order
+        sampler.set_epoch(epoch)  # a new order each epoch
         loss = train_epoch(model, train_loader, optimizer, device)
         accuracy = evaluate(model.module, val_set, device)  # all samples, on every rank
         if rank == 0:

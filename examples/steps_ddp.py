@@ -80,7 +80,7 @@ def endless(train_set, batch_size, sampler, steps_done):
     """The batches, epoch after epoch, without those of the steps that are done."""
     epoch, done = divmod(steps_done, len(sampler) // batch_size)
     while True:
-        sampler.set_epoch(epoch)  # each epoch has its own order, resumed or not
+        sampler.set_epoch(epoch)  # a new order each epoch, the same if resumed
         torch.manual_seed(epoch * dist.get_world_size() + dist.get_rank())  # for workers, if any
         left = [*sampler][done * batch_size:]
         yield from DataLoader(train_set, batch_size, sampler=left, drop_last=True)

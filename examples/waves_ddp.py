@@ -116,7 +116,7 @@ def main(args, device):
     model = DDP(model)  # backward averages all ranks' gradients; device_ids is not needed
 
     for epoch in range(epochs_done, args.epochs):
-        sampler.set_epoch(epoch)  # each epoch has its own order, resumed or not
+        sampler.set_epoch(epoch)  # a new order each epoch, the same if resumed
         torch.manual_seed(epoch * world_size + rank)  # dropout masks differ by rank and epoch
         train_sums = train_epoch(model, train_loader, optimizer, device)
         for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves

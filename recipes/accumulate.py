@@ -76,7 +76,7 @@ def main(args, device):
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # each epoch has its own order, resumed or not
+        sampler.set_epoch(epoch)  # a new order each epoch, the same if resumed
         torch.manual_seed(epoch * world_size + rank)  # dropout masks differ by rank and epoch
         train_sums = train_epoch(model, train_loader, optimizer, device)
         for buffer in model.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves

@@ -97,7 +97,7 @@ def main(args, device):
                 print(f"stopped: no improvement since epoch {best_epoch + 1}", flush=True)
             break  # on all ranks: they compare the reduced sums
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # each epoch has its own order, resumed or not
+        sampler.set_epoch(epoch)  # a new order each epoch, the same if resumed
         torch.manual_seed(epoch * world_size + rank)  # dropout masks differ by rank and epoch
         train_sums = train_epoch(model, train_loader, optimizer, device, schedule, ema)
         for buffer in ema.buffers():  # evaluate with the BatchNorm statistics that rank 0 saves

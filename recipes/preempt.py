@@ -87,7 +87,7 @@ def main(args, device):
 
     for epoch in range(epochs_done, args.total_epochs):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # each epoch has its own order, resumed or not
+        sampler.set_epoch(epoch)  # a new order each epoch, the same if resumed
         done = int(begun[1]) // world_size
         order[:] = list(sampler)[done:]
         torch.manual_seed((epoch * world_size + rank) * len(sampler) + done)
