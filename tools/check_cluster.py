@@ -62,8 +62,8 @@ def meet(args, index):
             if time.monotonic() > end:
                 sys.exit(1 if index else f"""{HERE}: port {args.port} of {args.host}, which is {address} here: {error}
   Refused: start check_cluster there, or correct the address; if it is this machine's, write its host name instead.
-  Timed out: a firewall drops packets, or the address is wrong. In use: end what uses it, or take another port.
-  Unknown: correct it, or add {args.host} and {HERE} to DNS or /etc/hosts.""")
+  Timed out, or no route: a firewall stops packets, the machine is off, or the address is wrong.
+  In use: end what uses it, or take another port. Unknown: correct it, or add {args.host} and {HERE} to DNS or /etc/hosts.""")
         time.sleep(0.2)
 
 
