@@ -64,6 +64,7 @@ def tensors(value):
     """All that are in what a model is given, but numbers, such as a loss."""
     if isinstance(value, torch.Tensor):
         return [value.detach().to_dense()] if value.dim() and value.numel() and not value.is_complex() else []
+    value = value.to_dict() if hasattr(value, "to_dict") else value  # torch_geometric's graphs
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     return [tensor for part in parts for tensor in tensors(part)]
 

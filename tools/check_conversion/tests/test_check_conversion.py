@@ -177,6 +177,16 @@ class Net(nn.Linear):
     def forward(self, x, offsets, mask):
         return super().forward(x)
 x = torch.randn""")]
+GRAPHS = [(MODEL, "Net(4, 1)"), (LOSS, "F.mse_loss(model(Graphs(x)), y)"), ("x = torch.randn", """
+class Graphs:
+    def __init__(self, x):
+        self.x = x
+    def to_dict(self):
+        return vars(self)
+class Net(nn.Linear):
+    def forward(self, graphs):
+        return super().forward(graphs.x)
+x = torch.randn""")]
 POSITIVE = "(F.mse_loss(model(x), y, reduction='none') * (x[:, :1] > 0)).sum() / (x[:, 0] > 0).sum()"
 LINEAR = [(MODEL, "nn.Linear(4, 1)"), ("lr=0.05, momentum=0.9", "lr=0.27"), ("2)", "3)"), ("r, 1)", "r, 9)"), (
     LOSS, "(F.mse_loss(model(x), y, reduction='none') * (w := 1 + 0.15 * (x[:, :1] > 0))).sum() / w.sum()")]
@@ -198,9 +208,14 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "the same part on each rank": (1, [WHOLE, ("data, 24", "data, 12"), NO_EPOCH], r"ranks take the same samples: .*Two routes"),
     "the whole batch on each rank": (1, [WHOLE, NO_EPOCH], "not split between ranks"),
     "the whole batch on each rank, for two optimizers": (1, [WHOLE, NO_EPOCH], "not split between ranks", TWO),
+    "the whole batch on each rank, in an object of torch_geometric": (1, [WHOLE, NO_EPOCH], "not split between ranks", GRAPHS),
     "an order of each rank": (1, [WHOLE, NO_EPOCH, PART, SEED], "different seeds .*Random numbers"),
     "an initial weight that is 0 but for rounding": (0, [("zeros_(", "constant_(val=1e-7, tensor=")], SAME, [
         ("optimizer = torch", "nn.init.zeros_([*model.parameters()][1])\noptimizer = torch")]),
+    "a gradient that rounding moves in one step, as at a ReLU": (
+        0, [("loss.backward()", "(loss * (1.0005 if total == 0 == epoch else 1)).backward()")], SAME),
+    "gradients that are a little wrong in each step": (
+        1, [("loss.backward()", "(loss * 1.0005).backward()")], "step 1: gradients differ, samples do not"),
     "a sum of losses, and a sample that only this script has": (
         1, [("schedule =", "model(torch.zeros(1, 4))\nschedule =")], "step 1: all gradients are 0.5 times", [
             (LOSS, LOSS.replace("y)", "y, reduction='sum')"))]),
