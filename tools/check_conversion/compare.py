@@ -92,20 +92,22 @@ class Training:
                     'the next step, and load what decides when it ends? (see "Decisions")')
         found = ['not split between ranks: each computes the whole batch (see "Two routes")'] if self.whole_on_each_rank() else []
         found += [f"{length} steps instead of {len(self.base)}" for length in lengths]
-        self.flips = self.find_flips()
+        wrong = self.wrong_gradients()
         for number, (one, *steps) in enumerate(zip(self.base, *self.ranks)):
-            if fault := self.step_fault(number, one, steps):
+            if fault := self.step_fault(number, one, steps, wrong.get(number, "")):
                 return "; ".join([*found, f"step {self.offset + number + 1}: {fault}"])
         return "; ".join(found)
 
-    def find_flips(self):
-        """The steps in which rounding flips a ReLU or another maximum: if they are few, gradients may differ a little there."""
-        found = [number for number, (one, *steps) in enumerate(zip(self.base, *self.ranks))
-                 if all(step["known"] for step in steps) and self.wrong(number, one, steps, "gradients")]
-        return [] if self.offset or len(found) > FEW * len(self.base) else [
-            number for number in found if all(change(steps[number]) <= LITTLE for steps in self.ranks)]
+    def wrong_gradients(self):
+        """Their names by step, without a few steps that differ a little: there rounding flips a ReLU or another maximum."""
+        found = {}
+        for number, (one, *steps) in enumerate(zip(self.base, *self.ranks)):
+            if all(step["known"] for step in steps) and (names := self.wrong(number, one, steps, "gradients")):
+                found[number] = names, all(change(step) <= LITTLE for step in steps)  # not, if one is not finite
+        few = not self.offset and len(found) <= FEW * len(self.base)
+        return {number: names for number, (names, little) in found.items() if not (few and little)}
 
-    def step_fault(self, number, one, steps):
+    def step_fault(self, number, one, steps, gradients):
         seeds = [step["shuffles"] for step in steps]  # by kind of sampler and size; rank 0 alone may show pictures
         if any(its[of] != seeds[0][of] for its in seeds for of in its.keys() & seeds[0].keys()):
             return ('the ranks shuffle the samples by different seeds or epochs: is DistributedSampler missing '
@@ -122,10 +124,9 @@ class Training:
             return f'other initial weights{names}: does one script draw more numbers before? (see "What your script has")'
         if option := self.other_option(number, one, steps):
             return option
-        names = number not in self.flips and self.wrong(number, one, steps, "gradients")
-        if names or not all(near(one["norms"], step["norms"], scale=max(one["norms"], default=0)) for step in steps):
+        if gradients or not all(near(one["norms"], step["norms"], scale=max(one["norms"], default=0)) for step in steps):
             return (self.not_averaged(one, steps) or self.size_fault(one, steps) or
-                    self.sample_fault(number, one, steps) or self.gradient_fault(one, steps, names))
+                    self.sample_fault(number, one, steps) or self.gradient_fault(one, steps, gradients))
         names = self.wrong(number, one, steps, "after")
         advice = ('is its state loaded? (see "Load first, then DDP")' if self.offset else
                   'is it another one, or do parts count unequally in its closure? (see "Sums and unequal parts")')

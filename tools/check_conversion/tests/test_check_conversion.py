@@ -177,7 +177,7 @@ class Net(nn.Linear):
     def forward(self, x, offsets, mask):
         return super().forward(x)
 x = torch.randn""")]
-GRAPHS = [(MODEL, "Net(4, 1)"), (LOSS, "F.mse_loss(model(Graphs(x)), y)"), ("x = torch.randn", """
+OBJECT = [(MODEL, "Net(4, 1)"), (LOSS, "F.mse_loss(model(Graphs(x)), y)"), ("x = torch.randn", """
 class Graphs:
     def __init__(self, x):
         self.x = x
@@ -208,7 +208,7 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "the same part on each rank": (1, [WHOLE, ("data, 24", "data, 12"), NO_EPOCH], r"ranks take the same samples: .*Two routes"),
     "the whole batch on each rank": (1, [WHOLE, NO_EPOCH], "not split between ranks"),
     "the whole batch on each rank, for two optimizers": (1, [WHOLE, NO_EPOCH], "not split between ranks", TWO),
-    "the whole batch on each rank, in an object of torch_geometric": (1, [WHOLE, NO_EPOCH], "not split between ranks", GRAPHS),
+    "the whole batch on each rank, in an object of torch_geometric": (1, [WHOLE, NO_EPOCH], "not split between ranks", OBJECT),
     "an order of each rank": (1, [WHOLE, NO_EPOCH, PART, SEED], "different seeds .*Random numbers"),
     "an initial weight that is 0 but for rounding": (0, [("zeros_(", "constant_(val=1e-7, tensor=")], SAME, [
         ("optimizer = torch", "nn.init.zeros_([*model.parameters()][1])\noptimizer = torch")]),
