@@ -80,7 +80,8 @@ class Training:
             raise Verdict(2, f"the original takes {len(self.base)} steps, and {len(second)} where the clocks run faster")
         for number, step in enumerate(second, 1):
             if not change(step) <= MOST:  # or it is not finite
-                raise Verdict(2, f'rounding, no seed or NaN decides step {number} of the original (see "Check it")')
+                cause = "rounding, no seed, NaN or the order of a set"
+                raise Verdict(2, f'{cause} decides step {number} of the original (see "Check it")')
             for kind in ("before", "gradients", "after"):
                 self.noise[kind].append(float(excess(step, step, kind).max()))
 
@@ -90,7 +91,8 @@ class Training:
         if lengths and self.offset:  # each step is another one, so all differ
             return (f"{min(lengths)} steps instead of {len(self.base)}: does the command resume from the newest checkpoint, at "
                     'the next step, and load what decides when it ends? (see "Decisions")')
-        found = ['not split between ranks: each computes the whole batch (see "Two routes")'] if self.whole_on_each_rank() else []
+        found = ['not split: all ranks have the same samples; is DistributedSampler, or [part], missing? (see "Two routes")'
+                 ] if self.same_on_all_ranks() else []
         found += [f"{length} steps instead of {len(self.base)}" for length in lengths]
         wrong = self.wrong_gradients()
         for number, (one, *steps) in enumerate(zip(self.base, *self.ranks)):
@@ -104,8 +106,8 @@ class Training:
         for number, (one, *steps) in enumerate(zip(self.base, *self.ranks)):
             if all(step["known"] for step in steps) and (names := self.wrong(number, one, steps, "gradients")):
                 found[number] = names, all(change(step) <= LITTLE for step in steps)  # not, if one is not finite
-        few = not self.offset and len(found) <= FEW * len(self.base)
-        return {number: names for number, (names, little) in found.items() if not (few and little)}
+        self.few = not self.offset and len(found) <= FEW * len(self.base)
+        return {number: names for number, (names, little) in found.items() if not (self.few and little)}
 
     def step_fault(self, number, one, steps, gradients):
         seeds = [step["shuffles"] for step in steps]  # by kind of sampler and size; rank 0 alone may show pictures
@@ -147,7 +149,8 @@ class Training:
             if self.offset:
                 advice = ': are the optimizer and the schedule loaded? (see "Load first, then DDP")'
             elif number or step["rank"]:  # it began alike, or rank 0 is right
-                advice = ': has its schedule another length, or does it follow a metric or a count of one rank? (see "Decisions")'
+                advice = (': has its schedule another length, does it follow a metric or a count of one rank, '
+                          'or is a model in evaluation mode there? (see "Decisions")')
             else:
                 advice = ' (see "What your script has")'
             for mine, others in [(one["switches"], step["switches"]), *zip(one["options"], step["options"])]:
@@ -199,32 +202,33 @@ class Training:
                 size = len(one["samples"][dimension])
                 if len(found) == len(steps) * size and not number:
                     return 'each rank takes a full-size batch, not batch_size // world_size (see "Two routes")'
-                if len(parts) > 1 and alike(parts[0][dimension], parts[1][dimension]):
-                    return 'ranks take the same samples: is DistributedSampler missing? (see "Two routes")'
                 if len(found) == size:
                     return "other samples, or some repeated" + (self.random_hint(one, steps) or (
-                        ': do all ranks shuffle alike, as the original, in each epoch? (see "Random numbers")'))
+                        ': do all ranks shuffle alike, as the original, in each epoch? (see "Random numbers"); '
+                        'does a pool hold the samples of one rank? (see "Losses over pairs")'))
                 return (f'other samples, or some repeated: {len(found)} instead of {size}: does the number of processes divide '
                         'the batch size, and that of all samples? Is dimension 0 the batch? (see "Two routes"); '
                         'on route B, do all ranks shuffle alike? (see "Random numbers")')
         hint = self.random_hint(one, steps, one["workers"])
         return "samples or values that the original never feeds its model" + (
             hint or '; is noise or mixup drawn for a part instead of the whole batch, or do the ranks draw other batches? '
-            '(see "Random numbers"); if they are padded, do parts count unequally? (see "Sums and unequal parts")')
+            '(see "Random numbers"); if they are padded, does the model read padding (see "Two routes"), or do parts count '
+            'unequally? (see "Sums and unequal parts")')
 
     def random_hint(self, one, steps, workers=False):
         """No verdict, if ranks draw numbers of their own: they are no fault, but hide one."""
         generators = zip(one["drawn"], *(step["drawn"] for step in steps))  # what each has on each rank, if it has drawn
         if workers or any(all(states) and len({*states[1:]}) > 1 for states in generators):
-            raise Verdict(2, 'each rank draws its own random numbers: turn augmentation and noise off in both (see "Check it"); '
-                          'on route B, do all ranks draw alike? (see "Random numbers")')
+            raise Verdict(2, 'each rank draws its own random numbers: turn off, in both, whatever is random in training '
+                          '(see "Check it"); on route B, do all ranks draw alike? (see "Random numbers")')
         return '; do the ranks draw alike what must differ? (see "Random numbers")' if any(one["drawn"]) else ""
 
-    def whole_on_each_rank(self):
-        pairs = [(one["samples"][0], step["samples"][0]) for steps in self.ranks for one, step in zip(self.base, steps)
+    def same_on_all_ranks(self):
+        first, *others = self.ranks
+        pairs = [(one["samples"][0], step["samples"][0]) for steps in others for one, step in zip(first, steps)
                  if len(one["samples"][0]) > 1]  # one sample, or none, as in a second optimizer's step, says nothing
-        changes = any(mine != pairs[0][0] for mine, _ in pairs)  # otherwise it may be a graph, of which a step takes nodes
-        return len(self.ranks) > 1 and changes and all(alike(mine, others) for mine, others in pairs)
+        changes = any(one != pairs[0][0] for one, _ in pairs)  # otherwise it may be a graph, of which a step takes nodes
+        return changes and all(alike(one, other) for one, other in pairs)
 
     def gradient_fault(self, one, steps, names):
         """Other gradients from the same samples, by more than a factor."""
@@ -232,10 +236,11 @@ class Training:
             return (f'gradients differ, samples do not{names}: is dropout seeded in each epoch, or in each step after '
                     'the batch is taken (see "Random numbers"), and is a second model, or a tensor that the loss uses, loaded?')
         hint = self.random_hint(one, steps)
-        return (f"gradients differ, samples do not{names}{hint}; do parts count unequally (padding, class weights), or must the "
-                'loss or a buffer be computed from all samples? (see "Sums and unequal parts"); does it compare them? '
-                '(see "Losses over pairs"); is zero_grad missing, or is a second model, as a target or '
-                'an average, not updated alike on all ranks?')
+        few = '; in few steps: does rounding decide them? (see "Check it")' if self.few else ""
+        return (f"gradients differ, samples do not{names}{few}{hint}; do parts count unequally (padding, class weights), or must "
+                'the loss or a buffer be computed from all samples? (see "Sums and unequal parts"); does it compare them? '
+                '(see "Losses over pairs"); is a decision, such as teacher forcing, not drawn alike? (see "Random numbers"); is '
+                'zero_grad missing, or is a second model, as a target or an average, not updated alike on all ranks?')
 
 
 def gap(one, other):

@@ -291,7 +291,8 @@ class Equal:
         sizes = [0] * dist.get_world_size()
         dist.all_gather_object(sizes, len(input))
         before, behind = sum(sizes[:dist.get_rank()]), sum(sizes[dist.get_rank() + 1:])
-        whole = F.pad(input.movedim(0, -1), (before, behind)).movedim(-1, 0)  # zeros where others have samples
+        plain = input.as_subclass(torch.Tensor)  # a slice of MONAI's MetaTensor fails
+        whole = F.pad(plain.movedim(0, -1), (before, behind)).movedim(-1, 0)  # zeros where others have samples
         whole = dist.nn.functional.all_reduce(whole.contiguous())
         return usual(whole, running_mean, running_var, weight, bias, True, momentum, eps)[before:][:len(input)]
 

@@ -146,6 +146,11 @@ ACCUMULATED = [(f"        loss = {LOSS}\n        loss.backward()\n", """        
                ("schedule =", "scaler = torch.amp.GradScaler('cpu')\nschedule ="),
                ('_dict(), "model', '_dict() | {"rng": torch.get_rng_state()}, "model')]
 NORM = (MODEL, "nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))")
+META = [NORM, (LOSS, "F.mse_loss(model(x.as_subclass(Meta)), y)"), ("x = torch.randn", """
+class Meta(torch.Tensor):
+    def __getitem__(self, part):
+        raise IndexError("metadata")
+x = torch.randn""")]
 CLIPPED = [(STEP, f"        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n{STEP}")]
 EVALUATED = [("    schedule.step()\n", """    schedule.step()
     torch.manual_seed(int(os.environ.get("RANK", 0)))
@@ -200,15 +205,19 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "a closure": (0, [], SAME, CLOSURE), "two optimizers, as of a GAN": (0, WRAPPED, SAME, GAN),
     "gradients that are accumulated, scaled and clipped": (0, [], SAME, ACCUMULATED),
     "BatchNorm that is synchronised on GPUs alone": (0, [], SAME, [NORM], "sync"),
+    "BatchNorm of tensors with metadata, as MONAI's": (0, [], SAME, META, "sync"),
     "BatchNorm of each rank": (0, [], SAME, [NORM], "rank"), "BatchNorm of one sample": (
         1, [("(data, 12", "(data, 1")], "more than 1 value per channel", [NORM, ("(data, 24", "(data, 2")], "rank"),
     "a graph, of which each step takes nodes": (0, [], SAME, GRAPH),
     "no set_epoch": (1, [NO_EPOCH], "step 7: the sampler has the order of an earlier epoch again: is set_epoch missing"),
     "a full-size batch": (1, [("(data, 12", "(data, 24")], r"not batch_size // world_size \(see \"Two routes"),
-    "the same part on each rank": (1, [WHOLE, ("data, 24", "data, 12"), NO_EPOCH], r"ranks take the same samples: .*Two routes"),
-    "the whole batch on each rank": (1, [WHOLE, NO_EPOCH], "not split between ranks"),
-    "the whole batch on each rank, for two optimizers": (1, [WHOLE, NO_EPOCH], "not split between ranks", TWO),
-    "the whole batch on each rank, in an object of torch_geometric": (1, [WHOLE, NO_EPOCH], "not split between ranks", OBJECT),
+    "the same part on each rank": (1, [WHOLE, ("data, 24", "data, 12"), NO_EPOCH], "not split: all ranks .*Two routes"),
+    "the whole batch on each rank": (1, [WHOLE, NO_EPOCH], "not split: all ranks"),
+    "the whole batch on each rank, while the original plays with gradients on": (
+        1, [WHOLE, NO_EPOCH, ("enable_grad", "no_grad")], "not split: all ranks", [
+            ("        optimizer.zero", "        with torch.enable_grad(): model(data[:9][0])\n        optimizer.zero")]),
+    "the whole batch on each rank, for two optimizers": (1, [WHOLE, NO_EPOCH], "not split: all ranks", TWO),
+    "the whole batch on each rank, in an object of torch_geometric": (1, [WHOLE, NO_EPOCH], "not split: all ranks", OBJECT),
     "an order of each rank": (1, [WHOLE, NO_EPOCH, PART, SEED], "different seeds .*Random numbers"),
     "an initial weight that is 0 but for rounding": (0, [("zeros_(", "constant_(val=1e-7, tensor=")], SAME, [
         ("optimizer = torch", "nn.init.zeros_([*model.parameters()][1])\noptimizer = torch")]),
@@ -254,8 +263,8 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "a script that exits": (1, [("schedule =", "raise SystemExit('no data')\nschedule =")], "ends with 1 .* no data"),
     "a rank that fails": (1, [(STEP, f"{STEP}        assert rank == 0, 'no data'\n")], "ends with 1 .* AssertionError: no data"),
     "an option that it does not have": (1, [REFUSED], "ends with 1 .* error: no --lr"),
-    "noise of each rank": (2, [SEED], "augmentation and noise", [(LOSS, "F.mse_loss(model(x + torch.randn_like(x)), y)")]),
-    "flips of each rank": (2, [SEED], "augmentation and noise", FLIP),
+    "noise of each rank": (2, [SEED], "random in training", [(LOSS, "F.mse_loss(model(x + torch.randn_like(x)), y)")]),
+    "flips of each rank": (2, [SEED], "random in training", FLIP),
     "plain BatchNorm": (2, [], "--sync-batchnorm", [NORM]),
     "a write outside": (2, [("schedule =", f"open('{TOOL}/new.txt', 'w')\nschedule =")], "writes to .*/new.txt, outside"),
     "a write beside": (2, [("schedule =", "open('../new.txt', 'w')\nschedule =")], "writes to .*/new.txt, outside")}
