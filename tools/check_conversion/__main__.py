@@ -230,7 +230,7 @@ def report(texts, found, faults, resumed=False):
             faults += [f"{name}: {one}" for one in different[:4]]
             faults += [f"{name}: {len(different) - 4} more differ"] if different[4:] else []
             if name == "printed" and not resumed and "' instead of '" in "".join(different):
-                faults.append('is it one rank\'s figure, or a mean of the ranks\'? (see "Printed figures")')
+                faults.append('is it one rank\'s figure, or a mean of unequal batches or ranks? (see "Printed figures")')
             left_out += unlike
             same += [] if different else [f"{name} ({count} lines)"]
     left_out += sorted(other.keys() - first.keys())

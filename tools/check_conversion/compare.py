@@ -122,7 +122,7 @@ class Training:
             raise Verdict(2, f"step {number + 1}: the optimizer has its parameters in another order, or of other shapes")
         if names := self.wrong(number, one, steps, "before"):
             if number or self.offset:
-                return f'weights were changed, or not loaded{names} (see "Load first, then DDP")'
+                return f'weights were changed, not loaded, or not seeded again{names} (see "Load first, then DDP")'
             return f'other initial weights{names}: does one script draw more numbers before? (see "What your script has")'
         if option := self.other_option(number, one, steps):
             return option

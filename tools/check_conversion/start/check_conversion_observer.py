@@ -1,4 +1,5 @@
 """In each process of a run: notes the optimizer's steps, forces them to be the original's, and removes what makes them differ."""
+import contextlib
 import faulthandler
 import functools
 import json
@@ -149,7 +150,11 @@ class Steps:
         self.inside.pop()
         if self.inside or module in self.inner:  # activation checkpointing calls inner ones
             return
-        for one in tensors([given, *rest[:-1]]):  # samples are in dimension 0, or in 1, as RNNs have them
+        with contextlib.suppress(RuntimeError):  # torch.func.vmap's tensors show no values
+            self.note_samples(tensors([given, *rest[:-1]]))
+
+    def note_samples(self, found):
+        for one in found:  # samples are in dimension 0, or in 1, as RNNs have them
             if one.dim() == 1 and not one.is_floating_point() and one[0] == 0 and (one.diff() >= 0).all():
                 continue  # offsets, as of an EmbeddingBag: they begin with 0 on each rank
             self.now["samples"][0].extend(fingerprint(one))
@@ -171,7 +176,7 @@ class Steps:
             "options": [{name: value for name, value in groups[one].items() if isinstance(value, (float, tuple))}
                         | {"initial_lr": 0.0, "lr": float(groups[one].get("lr", 0))} for one in self.parameters]}
         for one, gradient in zip(self.parameters, self.reference["gradients"] if FORCE else ()):
-            if gradient.any() and (one.grad is None or not one.grad.is_sparse):
+            if gradient.any() if one.grad is None else not one.grad.is_sparse:
                 one.grad = gradient.clone()
 
     def after(self, optimizer, given, named):
@@ -183,7 +188,7 @@ class Steps:
         self.mine["after"] = [one.detach().clone() for one in self.parameters]
         if RECORD and rank == 0:
             torch_save(self.mine, HOME / f"step{count}.pt")
-        self.now["names"] = [self.names.get(id(one), "a parameter of no model") for one in self.parameters]
+        self.now["names"] = [self.names.get(id(one), "a parameter of no model (has it a DDP?)") for one in self.parameters]
         update = [distance for _, distance, _ in distances(self.reference["before"], self.reference["after"])]
         note("step", update=update, **{kind: distances(self.mine[kind], self.reference[kind]) for kind in self.mine}, **self.now)
         for one, weights in zip(self.parameters, self.reference["after"] if FORCE else ()):

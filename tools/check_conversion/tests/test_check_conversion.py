@@ -192,6 +192,10 @@ class Net(nn.Linear):
     def forward(self, graphs):
         return super().forward(graphs.x)
 x = torch.randn""")]
+VMAP = [(LOSS, "F.mse_loss(model(x) + torch.func.vmap(other)(x).detach(), y)"),
+        ("schedule =", "other = nn.Linear(4, 1)\nschedule =")]
+ZERO = [("SGD(model.parameters(), lr=0.05, momentum=0.9)", "Adam(model.parameters(), lr=0.05)"),
+        (STEP, f"        [*model.parameters()][-1].grad.zero_()\n{STEP}")]
 POSITIVE = "(F.mse_loss(model(x), y, reduction='none') * (x[:, :1] > 0)).sum() / (x[:, 0] > 0).sum()"
 LINEAR = [(MODEL, "nn.Linear(4, 1)"), ("lr=0.05, momentum=0.9", "lr=0.27"), ("2)", "3)"), ("r, 1)", "r, 9)"), (
     LOSS, "(F.mse_loss(model(x), y, reduction='none') * (w := 1 + 0.15 * (x[:, :1] > 0))).sum() / w.sum()")]
@@ -221,6 +225,9 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "an order of each rank": (1, [WHOLE, NO_EPOCH, PART, SEED], "different seeds .*Random numbers"),
     "an initial weight that is 0 but for rounding": (0, [("zeros_(", "constant_(val=1e-7, tensor=")], SAME, [
         ("optimizer = torch", "nn.init.zeros_([*model.parameters()][1])\noptimizer = torch")]),
+    "a gradient that is 0 but for rounding, of which Adam makes a whole step": (
+        0, [("grad.zero_()", "grad.fill_(1e-9)")], SAME, ZERO),
+    "layers under torch.func.vmap": (0, [], SAME, VMAP),
     "a gradient that rounding moves in one step, as at a ReLU": (
         0, [("loss.backward()", "(loss * (1.0005 if total == 0 == epoch else 1)).backward()")], SAME),
     "gradients that are a little wrong in each step": (
@@ -309,7 +316,7 @@ RESUME = {
     "the epoch": ([("epoch + 1}", "epoch}")], 1, "at 12: 18 steps instead of 12: does the command resume from"),
     "the schedule": ([(SCHEDULE, "")], 1, "saved run.pt: 'schedule.last_epoch: 2' instead of (?s:.*)best metric so far"),
     "the order": ([("    torch.manual_seed(epoch)\n", "")], 1, "step 13: other samples than in the unbroken run"),
-    "the weights": ([(LOAD.format("model"), "")], 1, "weights were changed, or not loaded: 0.weight"),
+    "the weights": ([(LOAD.format("model"), "")], 1, "weights were changed, not loaded, .*: 0.weight"),
     "the best metric": ([("mean, done = 0, 0", "mean, done, best = 0, 0, 4"), ("    print", """    if [2, 3, 1, 0][epoch] < best:
         best = [2, 3, 1, 0][epoch]
         os.replace(__import__("shutil").copy("run.pt", os.urandom(4).hex()), "best.pt")
