@@ -106,8 +106,9 @@ class Training:
         for number, (one, *steps) in enumerate(zip(self.base, *self.ranks)):
             if all(step["known"] for step in steps) and (names := self.wrong(number, one, steps, "gradients")):
                 found[number] = names, all(change(step) <= LITTLE for step in steps)  # not, if one is not finite
-        self.few = not self.offset and len(found) <= FEW * len(self.base)
-        return {number: names for number, (names, little) in found.items() if not (self.few and little)}
+        few = not self.offset and len(found) <= FEW * len(self.base)
+        advice = '; in few steps: does rounding decide them? (see "Check it")' if few else ""
+        return {number: names + advice for number, (names, little) in found.items() if not (few and little)}
 
     def step_fault(self, number, one, steps, gradients):
         seeds = [step["shuffles"] for step in steps]  # by kind of sampler and size; rank 0 alone may show pictures
@@ -236,8 +237,7 @@ class Training:
             return (f'gradients differ, samples do not{names}: is dropout seeded in each epoch, or in each step after '
                     'the batch is taken (see "Random numbers"), and is a second model, or a tensor that the loss uses, loaded?')
         hint = self.random_hint(one, steps)
-        few = '; in few steps: does rounding decide them? (see "Check it")' if self.few else ""
-        return (f"gradients differ, samples do not{names}{few}{hint}; do parts count unequally (padding, class weights), or must "
+        return (f"gradients differ, samples do not{names}{hint}; do parts count unequally (padding, class weights), or must "
                 'the loss or a buffer be computed from all samples? (see "Sums and unequal parts"); does it compare them? '
                 '(see "Losses over pairs"); is a decision, such as teacher forcing, not drawn alike? (see "Random numbers"); is '
                 'zero_grad missing, or is a second model, as a target or an average, not updated alike on all ranks?')

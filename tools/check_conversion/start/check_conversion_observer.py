@@ -176,7 +176,9 @@ class Steps:
             "options": [{name: value for name, value in groups[one].items() if isinstance(value, (float, tuple))}
                         | {"initial_lr": 0.0, "lr": float(groups[one].get("lr", 0))} for one in self.parameters]}
         for one, gradient in zip(self.parameters, self.reference["gradients"] if FORCE else ()):
-            if gradient.any() if one.grad is None else not one.grad.is_sparse:
+            none = one.grad is None and not gradient.any()  # as in the original, where it may have been zeros
+            sparse = one.grad is not None and one.grad.is_sparse
+            if not (none or sparse):
                 one.grad = gradient.clone()
 
     def after(self, optimizer, given, named):
