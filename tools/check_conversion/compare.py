@@ -212,7 +212,7 @@ class Training:
                         'on route B, do all ranks shuffle alike? (see "Random numbers")')
         hint = self.random_hint(one, steps, one["workers"])
         return "samples or values that the original never feeds its model" + (
-            hint or '; is noise or mixup drawn for a part instead of the whole batch, or do the ranks draw other batches? '
+            hint or '; is mixup drawn for a part instead of the whole batch, or do the ranks draw other batches? '
             '(see "Random numbers"); if they are padded, does the model read padding (see "Two routes"), or do parts count '
             'unequally? (see "Sums and unequal parts")')
 
