@@ -19,7 +19,6 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # another way to look for GPU
 import pytest
 import torch
 import torch._dynamo
-import torch.distributed.nn
 import torchvision.models  # noqa: F401  forks shall have it
 from processes import ROOT, Job, fork
 

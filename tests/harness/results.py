@@ -13,7 +13,7 @@ def figures(text):
     return {int(epoch): (float(loss), float(accuracy)) for epoch, loss, accuracy in found}
 
 
-def check_close(printed, expected, loss=1e-3, accuracy=100 / 509 + 0.01):  # one sample, rounded; 100: not compared
+def check_close(printed, expected, loss=1e-3, accuracy=100 / 509 + 0.01):  # one sample, rounded
     assert printed.keys() == expected.keys() != set()
     for epoch in printed:
         assert printed[epoch] == (pytest.approx(expected[epoch][0], abs=loss), pytest.approx(expected[epoch][1], abs=accuracy))
