@@ -34,13 +34,13 @@ class Run:
     def __init__(self, root, copy, notes):
         def read(pattern):
             return [file.read_text(errors="replace").replace(str(root), "") for file in sorted(notes.glob(pattern))]
-        found = [json.loads(line) for text in read("*.jsonl") for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        found = [json.loads(line) for text in read("*.jsonl") for line in text.split("\n")[:-1]]  # whole lines
         self.root, self.copy, self.notes = root, copy, defaultdict(list)  # by what they are of
         for one in sorted(found, key=lambda note: note["time"]):
             self.notes[one["kind"]].append(one)
         self.ranks = {rank: [note for note in self.notes["step"] if note["rank"] == rank]
                       for rank in sorted({note["rank"] for note in found})}
-        self.lines = re.split("[\n\r]", "\n".join(read("stdout*")))
+        self.lines = "\n".join(read("stdout*")).split("\n")
         errors = [re.sub(r"(?s)Traceback \(((?!Traceback \().)*ChildFailedError.*", "", text)  # without torchrun's own
                   for text in [note["text"] for note in self.notes["error"]] + read("stderr")]
         first = next(filter(None, errors), "")  # it has led to the other ranks' errors
@@ -53,8 +53,8 @@ class Run:
         status, error = 1 if who in JUDGED else 2, self.error
         if re.search("Connection (closed|reset) by peer", error):
             error += f"\nanother rank ended first: was it killed? If not, {ALIKE}"
-        for note in self.notes["stop"]:
-            raise Verdict(2, note["text"])
+        if self.notes["stop"]:
+            raise Verdict(2, self.notes["stop"][0]["text"])
         if waits:
             raise Verdict(status, f'{who} hangs (see "Hangs and errors"): {ALIKE}\n{waits}')
         if ended in (126, 127) or (ended and re.search(NOT_HERE, error)):
@@ -73,8 +73,7 @@ class Workspace:
     def __init__(self, patience, without, **settings):
         self.home, self.folder = Path(tempfile.mkdtemp(prefix="check.")).resolve(), Path.cwd()
         self.patience, self.silence, self.settings = patience, 0, settings
-        found = [path for pattern in without for path in glob.glob(pattern, root_dir=self.folder, recursive=True)]
-        self.without = {self.home, *map(self.folder.joinpath, found)}
+        self.without = {self.home, *(self.folder / path for pattern in without for path in glob.glob(pattern, recursive=True))}
 
     def copies(self):
         root = Path(tempfile.mkdtemp(dir=self.home))
@@ -108,14 +107,15 @@ class Workspace:
         with open(notes / "stdout", "w") as stdout, open(notes / "stderr", "w") as stderr:
             started = subprocess.Popen(["bash", "-o", "pipefail", "-c", command], cwd=copy, env=environment,
                                        stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
-        waits, latest, idle, judged = "", 0, 0, who in JUDGED
+        limit = max(self.patience, 5 * self.silence) if who in JUDGED else 10 * self.patience
+        waits, latest, idle = "", 0, 0
         try:
             while started.poll() is None and not waits and not (notes / "kill").exists():
                 time.sleep(0.1)
                 before, latest = latest, max(file.stat().st_mtime for file in notes.iterdir())
                 idle = idle + 0.1 if latest == before else 0  # counted, for a machine may sleep meanwhile
-                self.silence = max(self.silence, 0 if judged else idle)  # so long the script may be silent
-                if idle > (max(self.patience, 5 * self.silence) if judged else 10 * self.patience):
+                self.silence = max(self.silence, idle)  # so long the script may be silent
+                if idle > limit:
                     waits = "\n".join(where_ranks_wait(notes))
         finally:
             kill_all(str(notes).encode())

@@ -91,8 +91,9 @@ class Training:
         if lengths and self.offset:  # each step is another one, so all differ
             return (f"{min(lengths)} steps instead of {len(self.base)}: does the command resume from the newest checkpoint, at "
                     'the next step, and load what decides when it ends? (see "Decisions")')
-        found = ['not split: all ranks have the same samples; is DistributedSampler, or [part], missing? (see "Two routes")'
-                 ] if self.same_on_all_ranks() else []
+        found = []
+        if self.same_on_all_ranks():
+            found += ['not split: all ranks have the same samples; is DistributedSampler, or [part], missing? (see "Two routes")']
         found += [f"{length} steps instead of {len(self.base)}" for length in lengths]
         wrong = self.wrong_gradients()
         for number, (one, *steps) in enumerate(zip(self.base, *self.ranks)):
@@ -111,15 +112,14 @@ class Training:
         return {number: names + advice for number, (names, little) in found.items() if not (few and little)}
 
     def step_fault(self, number, one, steps, gradients):
-        seeds = [step["shuffles"] for step in steps]  # by kind of sampler and size; rank 0 alone may show pictures
-        if any(its[of] != seeds[0][of] for its in seeds for of in its.keys() & seeds[0].keys()):
+        first, *others = (step["shuffles"] for step in steps)  # by kind of sampler and size; rank 0 alone may show pictures
+        if any(first[kind] != other[kind] for other in others for kind in first.keys() & other.keys()):
             return ('the ranks shuffle the samples by different seeds or epochs: is DistributedSampler missing '
                     '(see "Two routes"), or on route B a generator of the loader\'s own? (see "Random numbers")')
         if not all(step["known"] for step in steps):
-            if number and any(len(run) != len(self.base) for run in self.ranks):
-                return 'other parameters: does an earlier model train for another number of steps? (see "Decisions")'
-            if any(len(step["names"]) != len(one["names"]) for step in steps):
-                return "the optimizer has other parameters"
+            longer = any(len(run) != len(self.base) for run in self.ranks)
+            if longer or any(len(step["names"]) != len(one["names"]) for step in steps):
+                return 'the optimizer has other parameters: does an earlier model take more, or fewer, steps? (see "Decisions")'
             raise Verdict(2, f"step {number + 1}: the optimizer has its parameters in another order, or of other shapes")
         if names := self.wrong(number, one, steps, "before"):
             if number or self.offset:
@@ -166,7 +166,7 @@ class Training:
         """DDP's gradients are the same on all ranks, whatever they come from."""
         norm = tensor(one["gradients"])[:, 0].norm() + 1e-30
         first, *others = (tensor(step["gradients"]) / tensor([1, norm, norm ** 2]) for step in steps)
-        if self.offset or all(torch.allclose(other, first, rtol=1e-4, atol=1e-6) for other in others):
+        if all(torch.allclose(other, first, rtol=1e-4, atol=1e-6) for other in others):
             return ""
         return ('the ranks have different gradients, not averaged: does it go around DDP, call backward twice, end in '
                 'no_sync, or unfreeze layers? (see "Training goes through DDP")')
@@ -247,7 +247,8 @@ def gap(one, other):
     """Relative; one unit of the last digit is nothing, unless the figure is coarse: it is not rounded otherwise by chance."""
     a, b, (mantissa, _, exponent) = float(one), float(other), one.lower().partition("e")
     size, distance = max(abs(a), abs(b)), abs(a - b)
-    unit = 1.01 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) if "." in mantissa else 0
+    decimals = len(mantissa.partition(".")[2])  # none in "5000.", at the end of a sentence
+    unit = 1.01 * 10.0 ** (int(exponent or 0) - decimals) if decimals else 0
     if one == other or a == b or distance <= unit < 1e-3 * size:
         return 0.0
     return distance / size if distance < float("inf") else 1.0
@@ -278,7 +279,7 @@ def compare_lines(runs, resumed=False, printed=False):
     """Those of the same words: what differs, what cannot be compared, and how many there are."""
     first, second, other = map(by_words, runs)
     checkpoint = ":norm#" in "".join(first)
-    if resumed and (checkpoint or [*map(len, first.values())] == [len(second[words]) for words in first]):
+    if resumed and (checkpoint or all(len(second[words]) == len(lines) for words, lines in first.items())):
         second = first  # it is written anew at each save: the killed run's is that of another step
     found, left_out, count = [], [], 0
     for words, lines in first.items():

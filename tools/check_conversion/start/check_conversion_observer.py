@@ -49,7 +49,7 @@ def note(kind, **values):
 def replace(owner, name, replacement):
     """Calls the replacement instead, with the function and with what that is given."""
     usual = getattr(owner, name)
-    setattr(owner, name, functools.wraps(usual)(lambda *given, **named: replacement(usual, *given, **named)))
+    setattr(owner, name, torch.jit.ignore(functools.wraps(usual)(lambda *given, **named: replacement(usual, *given, **named))))
 
 
 def on_call(owner, name, after):
@@ -72,7 +72,7 @@ def tensors(value):
 
 def fingerprint(rows):
     """A number for each row. Zeros at its end do not change it, nor -100: they may be padding."""
-    rows = rows.detach().double().masked_fill(rows == -100, 0).reshape(len(rows), -1)
+    rows = rows.double().masked_fill(rows == -100, 0).reshape(len(rows), -1)
     return (rows @ torch.arange(1, rows.shape[1] + 1, device=rows.device).double().sin()).tolist()
 
 
@@ -224,7 +224,7 @@ class Equal:
         on_call(DataLoader, "__iter__", self.begin_loading)
         on_call(torch.autocast, "__enter__", self.no_autocast)  # it rounds too much
         on_call(torch.nn.utils, "clip_grad_norm_", self.note_clip)  # norms before and after averaging differ
-        on_call(torch.amp.GradScaler, "scale", lambda _, scaler, *__: steps.switch("GradScaler", scaler.is_enabled() or None))
+        on_call(torch.amp.GradScaler, "scale", lambda _, one, *__, **___: steps.switch("GradScaler", one.is_enabled() or None))
 
     def seed_by_rank(self, *_, **__):
         """As processes differ whose script does not seed them."""
@@ -270,13 +270,11 @@ class Equal:
         return order
 
     def drop_nothing(self, usual, input, p=0.5, training=True, inplace=False):
-        if training and p:
-            steps.switch(f"dropout {p:g}", True)  # each rate is one
+        steps.switch(f"dropout {p:g}", training and p > 0)  # each rate is one
         return input if inplace or not training else input.clone()
 
     def attend(self, usual, query, key, value, attn_mask=None, dropout_p=0.0, *given, **named):
-        if dropout_p:
-            steps.switch(f"dropout {dropout_p:g}", True)
+        steps.switch(f"dropout {dropout_p:g}", dropout_p > 0)
         return usual(query, key, value, attn_mask, 0.0, *given, **named)
 
     def no_autocast(self, _, context):
@@ -336,9 +334,6 @@ class Output:
         if handler.stream is sys.stderr and is_own(record.pathname):
             os.write(1, f"{handler.format(record)}\n".encode())
 
-    def note_error(self, _, *error):
-        note("error", text="".join(traceback.format_exception(*error)))
-
     def run_faster(self, clock, began):
         """For lines of the script itself: what then differs from its first run is a time."""
         now = clock()
@@ -351,7 +346,8 @@ note("rank")
 if "RANK" in os.environ and os.path.samestat(os.fstat(1), os.stat(NOTES / "stdout")):  # each its own file: lines do not mix
     os.dup2(os.open(NOTES / f"stdout.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
 sys.addaudithook(output.watch)  # what is written
-on_call(sys, "excepthook", output.note_error)  # the first error, which led to those of other ranks
+on_call(  # the first error, which led to those of other ranks
+    sys, "excepthook", lambda _, *error: note("error", text="".join(traceback.format_exception(*error))))
 on_call(logging.StreamHandler, "emit", output.note_log)
 replace(torch, "save", output.save)  # when a run can be killed; and its files, which Python does not see
 torch.nn.modules.module.register_module_forward_pre_hook(steps.enter)  # torch's public hooks, of all modules and optimizers
