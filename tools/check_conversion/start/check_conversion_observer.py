@@ -49,7 +49,7 @@ def note(kind, **values):
 def replace(owner, name, replacement):
     """Calls the replacement instead, with the function and with what that is given."""
     usual = getattr(owner, name)
-    setattr(owner, name, torch.jit.ignore(functools.wraps(usual)(lambda *given, **named: replacement(usual, *given, **named))))
+    setattr(owner, name, functools.wraps(usual)(lambda *given, **named: replacement(usual, *given, **named)))
 
 
 def on_call(owner, name, after):
@@ -349,6 +349,8 @@ sys.addaudithook(output.watch)  # what is written
 on_call(  # the first error, which led to those of other ranks
     sys, "excepthook", lambda _, *error: note("error", text="".join(traceback.format_exception(*error))))
 on_call(logging.StreamHandler, "emit", output.note_log)
+torch.jit.script = lambda given, *_, **__: given  # it would compile what is replaced here
+torch.nn.Module.save = lambda module, file, **_: torch.save(module.state_dict(), file)  # as a module that is compiled has it
 replace(torch, "save", output.save)  # when a run can be killed; and its files, which Python does not see
 torch.nn.modules.module.register_module_forward_pre_hook(steps.enter)  # torch's public hooks, of all modules and optimizers
 torch.nn.modules.module.register_module_forward_hook(  # activation checkpointing ends a forward by an exception

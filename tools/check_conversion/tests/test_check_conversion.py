@@ -204,7 +204,8 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "a gradient that is 0 but for rounding, of which Adam makes a whole step": (
         0, [("grad.zero_()", "grad.fill_(1e-9)")], SAME, ZERO),
     "layers under torch.func.vmap": (0, [], SAME, VMAP),
-    "layers that TorchScript compiles": (0, [], SAME, [(MODEL, f"torch.jit.script({MODEL})")]),
+    "layers that TorchScript compiles, and saves": (0, [], SAME, [
+        (MODEL, f"torch.jit.script({MODEL})"), ("schedule =", "torch.jit.script(nn.Dropout()).save(os.devnull)\nschedule =")]),
     "a gradient that rounding moves in one step, as at a ReLU": (
         0, [("loss.backward()", "(loss * (1.0005 if total == 0 == epoch else 1)).backward()")], SAME),
     "gradients that are a little wrong in each step": (
