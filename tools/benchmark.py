@@ -46,9 +46,11 @@ def find_jobs(args):
 
 def environment(devices):
     """One thread for each process, and so many GPUs visible: dp.py uses all that it sees."""
-    visible = {name: ",".join(os.environ.get(name, "0,1,2,3,4,5,6,7").split(",")[:devices])
-               for name in ("CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")}  # of NVIDIA and AMD; of Intel
-    return {**os.environ, "OMP_NUM_THREADS": "1", **visible}
+    changed = {"OMP_NUM_THREADS": "1"}
+    for name in ("CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):  # of NVIDIA and AMD; of Intel
+        visible = os.environ.get(name, "0,1,2,3,4,5,6,7").split(",")
+        changed[name] = ",".join(visible[:devices])
+    return {**os.environ, **changed}
 
 
 def run(script, devices, args):
@@ -67,6 +69,16 @@ def run(script, devices, args):
     return median(float(speed.replace(",", "")) for _, speed in epochs[WARM_UP:]), epochs[-1][0]
 
 
+def measure(args):
+    """The runs of each job."""
+    runs = {job: [] for job in find_jobs(args)}
+    for number in range(1, args.rounds + 1):
+        for script, devices in runs:
+            print(f"round {number} of {args.rounds}: {script}, devices: {devices}", file=sys.stderr)
+            runs[script, devices].append(run(script, devices, args))
+    return runs
+
+
 def spread(values, form):
     return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
@@ -80,11 +92,7 @@ def describe(device):
 
 def main():
     args = parse_args()
-    runs = {job: [] for job in find_jobs(args)}
-    for number in range(1, args.rounds + 1):
-        for script, devices in runs:
-            print(f"round {number} of {args.rounds}: {script}, devices: {devices}", file=sys.stderr)
-            runs[script, devices].append(run(script, devices, args))
+    runs = measure(args)
     print(" ".join(["python tools/benchmark.py", *sys.argv[1:]]), "on", describe(args.device),
           f"with {os.cpu_count()} CPU cores and torch {torch.__version__}\n")
     print("| script | devices | samples/s | speed-up | final loss |\n|---|---|---|---|---|")

@@ -117,9 +117,10 @@ class Training:
             return ('the ranks shuffle the samples by different seeds or epochs: is DistributedSampler missing '
                     '(see "Two routes"), or on route B a generator of the loader\'s own? (see "Random numbers")')
         if not all(step["known"] for step in steps):
-            longer = any(len(run) != len(self.base) for run in self.ranks)
-            if longer or any(len(step["names"]) != len(one["names"]) for step in steps):
-                return 'the optimizer has other parameters: does an earlier model take more, or fewer, steps? (see "Decisions")'
+            if number and any(len(run) != len(self.base) for run in self.ranks):
+                return 'other parameters: does an earlier model train for another number of steps? (see "Decisions")'
+            if any(len(step["names"]) != len(one["names"]) for step in steps):
+                return "the optimizer has other parameters"
             raise Verdict(2, f"step {number + 1}: the optimizer has its parameters in another order, or of other shapes")
         if names := self.wrong(number, one, steps, "before"):
             if number or self.offset:

@@ -334,6 +334,9 @@ class Output:
         if handler.stream is sys.stderr and is_own(record.pathname):
             os.write(1, f"{handler.format(record)}\n".encode())
 
+    def note_error(self, _, *error):
+        note("error", text="".join(traceback.format_exception(*error)))
+
     def run_faster(self, clock, began):
         """For lines of the script itself: what then differs from its first run is a time."""
         now = clock()
@@ -346,8 +349,7 @@ note("rank")
 if "RANK" in os.environ and os.path.samestat(os.fstat(1), os.stat(NOTES / "stdout")):  # each its own file: lines do not mix
     os.dup2(os.open(NOTES / f"stdout.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
 sys.addaudithook(output.watch)  # what is written
-on_call(  # the first error, which led to those of other ranks
-    sys, "excepthook", lambda _, *error: note("error", text="".join(traceback.format_exception(*error))))
+on_call(sys, "excepthook", output.note_error)  # the first error, which led to those of other ranks
 on_call(logging.StreamHandler, "emit", output.note_log)
 torch.jit.script = lambda given, *_, **__: given  # it would compile what is replaced here
 torch.nn.Module.save = lambda module, file, **_: torch.save(module.state_dict(), file)  # as a module that is compiled has it

@@ -215,13 +215,14 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
             (LOSS, LOSS.replace("y)", "y, reduction='sum')"))]),
     "a sum, of batches drawn by hand": (1, [(WHOLE[0], OWN), NO_EPOCH, PART, SEED], "step 1: all gradients are 0.5 times", [
         (WHOLE[1], OWN), (LOSS, LOSS.replace("y)", "y, reduction='sum')"))]),
-    "parts that count unequally, samples in dimension 1": (1, [], "step 1: gradients differ, samples do not: .* unequally", [
-        (MODEL, "nn.Conv1d(4, 1, 1)"), (LOSS, POSITIVE.replace("model(x)", "model(x.T).T"))]),
+    "parts that count unequally, samples in dimension 1": (
+        1, [], "step 1: gradients differ, samples do not: .* count unequally", [
+            (MODEL, "nn.Conv1d(4, 1, 1)"), (LOSS, POSITIVE.replace("model(x)", "model(x.T).T"))]),
     "parts that count unequally, offsets and a mask": (1, [], "step 1: gradients differ, samples do not: ", [
         (LOSS, POSITIVE.replace("model(x)", "model(x, torch.arange(len(x)), torch.ones(4, 4).tril())")), *NET]),
     "parts that count unequally, while the last step has little but rounding": (1, [], "step 1: gradients differ", LINEAR),
     "an earlier model that trains for longer": (1, [("last = 1", "last = 2"), ("= nn.Linear(4, 1)", "= DDP(nn.Linear(4, 1))")],
-                                                "18 steps instead of 12; step 7: .* other parameters", NEXT),
+                                                "18 steps instead of 12; step 7: other parameters", NEXT),
     "noise that is drawn for each part": (1, [], "step 1: samples or values that .* part instead of the whole batch", NOISE),
     "an epoch of each rank": (1, [("set_epoch(epoch)", "set_epoch(2 * epoch + rank)")], "different seeds or epochs"),
     "other initial weights": (1, [("model =", "torch.rand(1)\nmodel =")], "step 1: other initial weights: 0.weight"),
@@ -297,7 +298,7 @@ RESUME = {
     "the epoch": ([("epoch + 1}", "epoch}")], 1, "at 12: 18 steps instead of 12: does the command resume from"),
     "the schedule": ([(SCHEDULE, "")], 1, "saved run.pt: 'schedule.last_epoch: 2' instead of (?s:.*)best metric so far"),
     "the order": ([("    torch.manual_seed(epoch)\n", "")], 1, "step 13: other samples than in the unbroken run"),
-    "the weights": ([(LOAD.format("model"), "")], 1, "weights were changed, not loaded, .*: 0.weight"),
+    "the weights": ([(LOAD.format("model"), "")], 1, "weights were changed, not loaded, or not seeded again: 0.weight"),
     "the best metric": ([("mean, done = 0, 0", "mean, done, best = 0, 0, 4"), ("    print", """    if [2, 3, 1, 0][epoch] < best:
         best = [2, 3, 1, 0][epoch]
         os.replace(__import__("shutil").copy("run.pt", os.urandom(4).hex()), "best.pt")
