@@ -133,8 +133,8 @@ class Steps:
 
     def enter(self, module, given):
         """The outermost of modules that train is the one that is given the samples."""
-        if FORCE and isinstance(vars(module).get("dropout"), float):
-            module.dropout = 0.0  # RNNs hand it on to C++
+        if FORCE and isinstance(module, torch.nn.RNNBase):
+            module.dropout = 0.0  # it hands it on to C++
         if not self.inside:  # what is evaluated with gradients off may be shuffled by each rank as it likes
             self.now["shuffles"] |= self.shuffled if torch.is_grad_enabled() else {}
             self.shuffled = {}

@@ -178,6 +178,8 @@ ZERO = [("SGD(model.parameters(), lr=0.05, momentum=0.9)", "Adam(model.parameter
 POSITIVE = "(F.mse_loss(model(x), y, reduction='none') * (x[:, :1] > 0)).sum() / (x[:, 0] > 0).sum()"
 LINEAR = [(MODEL, "nn.Linear(4, 1)"), ("lr=0.05, momentum=0.9", "lr=0.27"), ("2)", "3)"), ("r, 1)", "r, 9)"), (
     LOSS, "(F.mse_loss(model(x), y, reduction='none') * (w := 1 + 0.15 * (x[:, :1] > 0))).sum() / w.sum()")]
+SEQUENCES = [(MODEL, "nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8), nn.LSTM(4, 1, 2, dropout=0.1))"),
+             (LOSS, "F.mse_loss(model(x[None])[0][0], y)")]
 SAME = r"changed for the check: .* the same: printed \(\d lines\), saved model.pt"
 CASES = {  # status, changes of the converted script, what is said, changes of both scripts
     "a right conversion, with dropout, a schedule, and pictures that rank 0 shows": (0, [SHOWN], SAME),
@@ -203,6 +205,7 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
         ("optimizer = torch", "nn.init.zeros_([*model.parameters()][1])\noptimizer = torch")]),
     "a gradient that is 0 but for rounding, of which Adam makes a whole step": (
         0, [("grad.zero_()", "grad.fill_(1e-9)")], SAME, ZERO),
+    "attention and an LSTM, with dropout": (0, [], SAME, SEQUENCES),
     "layers under torch.func.vmap": (0, [], SAME, VMAP),
     "layers that TorchScript compiles, and saves": (0, [], SAME, [
         (MODEL, f"torch.jit.script({MODEL})"), ("schedule =", "torch.jit.script(nn.Dropout()).save(os.devnull)\nschedule =")]),
@@ -234,6 +237,8 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "a schedule that is not stepped": (1, [("    schedule.step()\n", "")], "step 7: lr 0.05 instead of 0.005.*Decisions"),
     "a schedule of rank 0 alone": (1, [("    schedule.step()", "    if rank == 0: schedule.step()")], "on rank 1: .*Decisions"),
     "a figure of one rank": (1, [("    dist.all_reduce(total)\n", "    total *= 2\n")], "OUTPUT: the same training.* printed: "),
+    "a figure of one rank, in a log": (1, [("    dist.all_reduce(total)\n", "    total *= 2\n")], "OUTPUT: .* printed: ", [
+        ("print(", "__import__('logging').warning(")]),
     "lines of all ranks": (1, [("    if rank == 0:\n        print", "    print")],
                            "4 times instead .* printed, or written, by all ranks"),
     "module. in a file that is named by the time": (1, [("model.module.state", "model.state")], "pt: its names begin with", [
