@@ -240,8 +240,9 @@ class Training:
         hint = self.random_hint(one, steps)
         return (f"gradients differ, samples do not{names}{hint}; do parts count unequally (padding, class weights), or must "
                 'the loss or a buffer be computed from all samples? (see "Sums and unequal parts"); does it compare them? '
-                '(see "Losses over pairs"); is a decision, such as teacher forcing, not drawn alike? (see "Random numbers"); is '
-                'zero_grad missing, or is a second model, as a target or an average, not updated alike on all ranks?')
+                '(see "Losses over pairs"); is a decision, such as teacher forcing, not drawn alike? (see "Random numbers"); '
+                'does the model read padding? (see "Two routes"); is zero_grad missing, or is a second model, as a target or an '
+                'average, not updated alike on all ranks?')
 
 
 def gap(one, other):

@@ -293,13 +293,14 @@ class Equal:
             return usual(input, running_mean, running_var, weight, bias, training, momentum, eps)
         if settings["batchnorm"] != "sync":
             note("stop", text="plain BatchNorm trains on several ranks: is it to be --sync-batchnorm, or --rank-batchnorm?")
+        plain = input.as_subclass(torch.Tensor).transpose(0, 1)  # a slice of MONAI's MetaTensor fails
+        values = plain.flatten(1)  # of each channel: other ranks' inputs may have other lengths
         sizes = [0] * dist.get_world_size()
-        dist.all_gather_object(sizes, len(input))
+        dist.all_gather_object(sizes, values.shape[1])
         before, behind = sum(sizes[:dist.get_rank()]), sum(sizes[dist.get_rank() + 1:])
-        plain = input.as_subclass(torch.Tensor)  # a slice of MONAI's MetaTensor fails
-        whole = F.pad(plain.movedim(0, -1), (before, behind)).movedim(-1, 0)  # zeros where others have samples
-        whole = dist.nn.functional.all_reduce(whole.contiguous())
-        return usual(whole, running_mean, running_var, weight, bias, True, momentum, eps)[before:][:len(input)]
+        whole = dist.nn.functional.all_reduce(F.pad(values, (before, behind)))  # zeros where others have values
+        whole = usual(whole[None], running_mean, running_var, weight, bias, True, momentum, eps)[0]
+        return whole[:, before:][:, :values.shape[1]].reshape(plain.shape).transpose(0, 1).contiguous()
 
     def note_clip(self, norm, parameters, max_norm, *given, **named):
         if max_norm < float("inf"):

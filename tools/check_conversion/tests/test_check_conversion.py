@@ -139,6 +139,11 @@ ACCUMULATED = [(f"        loss = {LOSS}\n        loss.backward()\n", """        
 NORM = (MODEL, "nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))")
 META = [NORM, (LOSS, "F.mse_loss(model(x.as_subclass(Meta)), y)"),
         ("schedule =", "Meta = type('Meta', (torch.Tensor,), {'__getitem__': None})\nschedule =")]
+LONG = [("x = torch.randn", """
+class Long(nn.BatchNorm1d):
+    def forward(self, given):
+        return super().forward(given.T[None])[0].T
+x = torch.randn"""), ("nn.BatchNorm1d(8)", "(nn.BatchNorm1d, Long)[rank](8)")]
 CLIPPED = [(STEP, f"        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n{STEP}")]
 EVALUATED = [("    schedule.step()\n", """    schedule.step()
     torch.manual_seed(int(os.environ.get("RANK", 0)))
@@ -190,6 +195,7 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "gradients that are accumulated, scaled and clipped": (0, [], SAME, ACCUMULATED),
     "BatchNorm that is synchronised on GPUs alone": (0, [], SAME, [NORM], "sync"),
     "BatchNorm of tensors with metadata, as MONAI's": (0, [], SAME, META, "sync"),
+    "BatchNorm of inputs that have another length on each rank": (0, LONG, SAME, [NORM], "sync"),
     "BatchNorm of each rank": (0, [], SAME, [NORM], "rank"), "BatchNorm of one sample": (
         1, [("(data, 12", "(data, 1")], "more than 1 value per channel", [NORM, ("(data, 24", "(data, 2")], "rank"),
     "a graph, of which each step takes nodes, for two optimizers": (0, [], SAME, [*GRAPH, *TWO]),
