@@ -104,12 +104,12 @@ class Workspace:
             "WANDB_MODE": "offline", **({"TZ": "LATER-24:31:17"} if "nudge" in how else {})}  # another day, minute and second
         print(f"running: {command}", file=sys.stderr, flush=True)
         command = re.sub(rf"(?<![\w./-]){re.escape(str(self.folder))}(?![\w.-])", lambda _: str(copy), command)
-        with open(notes / "stdout", "w") as stdout, open(notes / "stderr", "w") as stderr:
-            started = subprocess.Popen(["bash", "-o", "pipefail", "-c", command], cwd=copy, env=environment,
-                                       stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
         limit = max(self.patience, 5 * self.silence) if who in JUDGED else 10 * self.patience
         waits, latest, idle = "", 0, 0
         try:
+            with open(notes / "stdout", "w") as stdout, open(notes / "stderr", "w") as stderr:
+                started = subprocess.Popen(["bash", "-o", "pipefail", "-c", command], cwd=copy, env=environment,
+                                           stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
             while started.poll() is None and not waits and not (notes / "kill").exists():
                 time.sleep(0.1)
                 before, latest = latest, max(file.stat().st_mtime for file in notes.iterdir())
@@ -127,6 +127,7 @@ class Workspace:
 def kill_all(mark):
     """All that have it in their environment, wherever in the tree they are; and what they have started meanwhile."""
     for _ in range(3):
+        time.sleep(0.1)  # what is being started has no environment yet
         for file in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):  # it has ended, or is somebody else's
                 if mark in file.read_bytes():
