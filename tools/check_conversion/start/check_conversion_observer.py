@@ -300,7 +300,7 @@ class Equal:
         before, behind = sum(sizes[:dist.get_rank()]), sum(sizes[dist.get_rank() + 1:])
         whole = dist.nn.functional.all_reduce(F.pad(values, (before, behind)))  # zeros where others have values
         whole = usual(whole[None], running_mean, running_var, weight, bias, True, momentum, eps)[0]
-        return whole[:, before:][:, :values.shape[1]].reshape(plain.shape).transpose(0, 1).contiguous()
+        return whole[:, before:][:, :values.shape[1]].reshape(plain.shape).transpose(0, 1).contiguous()  # for a view
 
     def note_clip(self, norm, parameters, max_norm, *given, **named):
         if max_norm < float("inf"):

@@ -107,6 +107,7 @@ WHOLE = ("DataLoader(data, 12, sampler=DistributedSampler(data))", "DataLoader(d
 OWN = "[data[start:start + 24] for start in range(0, 144, 24)]"
 SHOWN = ("    total =", "    if rank == 0: next(iter(loader)), next(iter(DataLoader(data, 3, shuffle=True)))\n    total =")
 NO_EPOCH = ("    loader.sampler.set_epoch(epoch)\n", "")
+UNREDUCED = ("    dist.all_reduce(total)\n", "    total *= 2\n")
 SEED = ("schedule =", "torch.manual_seed(7 + rank)\nschedule =")
 PART = ("        optimizer.zero_grad()\n", "        x, y = x[rank::2], y[rank::2]\n        optimizer.zero_grad()\n")
 TWO = [("SGD(model.parameters()", "SGD([*model.parameters()][2:]"), ("optimizer.zero", "model.zero"),
@@ -196,6 +197,8 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "BatchNorm that is synchronised on GPUs alone": (0, [], SAME, [NORM], "sync"),
     "BatchNorm of tensors with metadata, as MONAI's": (0, [], SAME, META, "sync"),
     "BatchNorm of inputs that have another length on each rank": (0, LONG, SAME, [NORM], "sync"),
+    "BatchNorm, and a view of its result": (0, [], SAME, [(MODEL, "nn.Sequential(nn.Unflatten(1, (2, 2)), nn.BatchNorm1d(2))"), (
+        LOSS, "F.mse_loss(model(x).view(-1, 4)[:, :1], y)")], "sync"),
     "BatchNorm of each rank": (0, [], SAME, [NORM], "rank"), "BatchNorm of one sample": (
         1, [("(data, 12", "(data, 1")], "more than 1 value per channel", [NORM, ("(data, 24", "(data, 2")], "rank"),
     "a graph, of which each step takes nodes, for two optimizers": (0, [], SAME, [*GRAPH, *TWO]),
@@ -242,9 +245,8 @@ CASES = {  # status, changes of the converted script, what is said, changes of b
     "a learning rate times the world size": (1, [("lr=0.05", "lr=0.05 * 2")], "step 1: lr 0.1 instead of 0.05"),
     "a schedule that is not stepped": (1, [("    schedule.step()\n", "")], "step 7: lr 0.05 instead of 0.005.*Decisions"),
     "a schedule of rank 0 alone": (1, [("    schedule.step()", "    if rank == 0: schedule.step()")], "on rank 1: .*Decisions"),
-    "a figure of one rank": (1, [("    dist.all_reduce(total)\n", "    total *= 2\n")], "OUTPUT: the same training.* printed: "),
-    "a figure of one rank, in a log": (1, [("    dist.all_reduce(total)\n", "    total *= 2\n")], "OUTPUT: .* printed: ", [
-        ("print(", "__import__('logging').warning(")]),
+    "a figure of one rank": (1, [UNREDUCED], "OUTPUT: the same training.* printed: "),
+    "a figure of one rank, in a log": (1, [UNREDUCED], "OUTPUT: .* printed: ", [("print(", "__import__('logging').warning(")]),
     "lines of all ranks": (1, [("    if rank == 0:\n        print", "    print")],
                            "4 times instead .* printed, or written, by all ranks"),
     "module. in a file that is named by the time": (1, [("model.module.state", "model.state")], "pt: its names begin with", [
