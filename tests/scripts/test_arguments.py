@@ -40,7 +40,7 @@ def white(self):
     return torch.full((images, 28, 28), 255, dtype=torch.uint8), torch.zeros(images, dtype=torch.int64)
 FashionMNIST._load_data = white
 """ + after("utils.report", "assert (given[2][1], given[3][1]) == (960, 480)") + after("torch.nn.Conv2d.forward", """
-    assert given[0].in_channels > 3 or given[1].max() == 1
+    assert given[0].in_channels > 3 or (*given[1].shape[1:], given[1].max()) == (3, 32, 32, 1)
 """)
 
 
