@@ -30,10 +30,14 @@ def test_the_wrong_launcher_ends_the_run_with_the_right_command(script, variable
 FETCHES_SLOWLY = """
 import os, time, torch
 from torchvision.datasets import FashionMNIST
+machine, local_rank = divmod(int(os.environ.get("RANK", 0)), 2)
+if machine == 1:
+    os.environ["LOCAL_RANK"] = str(local_rank)
 def download(self):
-    if not os.path.exists(f"{self.root}/{self.train}"):
+    folder = f"{self.root}/{machine}/{self.train}"  # machines have disks of their own
+    if not os.path.exists(folder):
         time.sleep(1)  # in which another process would begin too
-        os.makedirs(f"{self.root}/{self.train}")  # fails where one has
+        os.makedirs(folder)  # fails where one has
 FashionMNIST.download, FashionMNIST._check_exists = download, lambda self: True
 def white(self):
     images = 960 if self.train else 480
@@ -44,6 +48,7 @@ FashionMNIST._load_data = white
 """)
 
 
-@pytest.mark.parametrize("script", ["multigpu_spawn.py", "multigpu_torchrun.py", "multinode.py"])
-def test_one_process_fetches_a_missing_dataset_while_the_others_wait(script):
-    assert list(figures(train(script, 1, "--dataset", "FashionMNIST", before=FETCHES_SLOWLY).stdout)) == [1]
+@pytest.mark.parametrize("script, processes", [("multigpu_spawn.py", 2), ("multigpu_torchrun.py", 2), ("multinode.py", 4)])
+def test_one_process_of_each_machine_fetches_a_missing_dataset_while_the_others_wait(script, processes):
+    job = train(script, 1, "--dataset", "FashionMNIST", "--device", "cpu", processes=processes, before=FETCHES_SLOWLY)
+    assert list(figures(job.stdout)) == [1]
