@@ -193,7 +193,8 @@ class Training:
         if same_samples(one["samples"], parts) or not any(part[0] for part in parts):  # or all went around DDP
             return ""
         if any(step["again"] for step in steps):
-            return 'the sampler has the order of an earlier epoch again: is set_epoch missing? (see "Two routes")'
+            return ('the sampler has the order of an earlier epoch again: is set_epoch missing, or given a number twice? '
+                    '(see "Two routes")')
         if self.offset:
             return ('other samples than in the unbroken run: are order and noise seeded in each epoch (see "Random numbers"), '
                     'and are batches skipped that it trained on? (see "Loops of steps")')
