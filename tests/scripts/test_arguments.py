@@ -31,10 +31,10 @@ FETCHES_SLOWLY = """
 import os, time, torch
 from torchvision.datasets import FashionMNIST
 machine, local_rank = divmod(int(os.environ.get("RANK", 0)), 2)
-if machine == 1:
+if machine == 1:  # the second of two, each with a disk of its own
     os.environ["LOCAL_RANK"] = str(local_rank)
 def download(self):
-    folder = f"{self.root}/{machine}/{self.train}"  # machines have disks of their own
+    folder = f"{self.root}/{machine}/{self.train}"
     if not os.path.exists(folder):
         time.sleep(1)  # in which another process would begin too
         os.makedirs(folder)  # fails where one has
