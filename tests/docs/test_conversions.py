@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import IN_FLOAT64, ROOT, run, train
+from launch import IN_FLOAT64, ROOT, after, run, train
 from results import load
 
 COMPARABLE = IN_FLOAT64 + """
@@ -16,15 +16,19 @@ torch.utils.data.RandomSampler.__iter__ = as_distributed
 """
 
 
-@pytest.mark.parametrize("name, arguments", [  # which suit three processes
-    ("waves", ["--epochs", 2]), ("steps", ["--max-steps", 22, "--batch-size", 36]),
-    ("contrastive", ["--epochs", 1]), ("stream", ["--epochs", 2, "--samples", 961])])
-def test_a_converted_example_trains_prints_and_saves_the_same_with_three_processes(name, arguments, folder, monkeypatch):
+@pytest.mark.parametrize("name, arguments, stops", [  # which suit three processes; the epoch or step in which it is stopped
+    ("waves", ["--epochs", 6, "--batch-size", 120], 5), ("steps", ["--max-steps", 22, "--batch-size", 36], 11),
+    ("contrastive", ["--epochs", 1], None), ("stream", ["--epochs", 2, "--samples", 961], None)])
+def test_a_converted_example_trains_prints_and_saves_the_same_with_three_processes(name, arguments, stops, folder, monkeypatch):
+    """One that resumes is stopped once, and started again."""
+    stop = after("torch.manual_seed", f"if given[0] // 3 == {stops}: torch.distributed.barrier(), os._exit(1)")
     printed, saved = [], []
     for file, processes in ((f"{name}.py", 0), (f"{name}_ddp.py", 3)):
         (folder / file).mkdir()
         monkeypatch.chdir(folder / file)
-        printed.append(train(f"examples/{file}", *arguments, processes=processes, before=COMPARABLE).stdout)
+        line = f"examples/{file}", *arguments
+        begun = train(*line, processes=3, before=COMPARABLE + stop, status=1).stdout if stops and processes else ""
+        printed.append(begun + train(*line, processes=processes, before=COMPARABLE).stdout)
         saved.append({path.name: load(path) for path in Path().iterdir()})
     assert printed[1] == printed[0] != "" and saved[0]
     torch.testing.assert_close(saved[1], saved[0], rtol=0, atol=1e-12)

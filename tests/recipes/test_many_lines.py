@@ -53,7 +53,8 @@ def test_a_model_trains_as_it_does_whole_and_each_rank_holds_its_shard_of_weight
     """11 and 10 held-out samples in batches of 5: rank 0 has a batch more, whose forward rank 1 must attend."""
     options, few = (1, "--batch-size", 10, "--model", "resnet18"), IN_FLOAT64 + little_data(20, 21)
     whole = train("multigpu_torchrun.py", *options, before=few)
-    sharded = train("recipes/fsdp.py", *options, before=few + after("torch.optim.SGD.step", """
+    gathered = after("torch.distributed.fsdp.fully_shard", "log(type(given[0]).__name__)")
+    sharded = train("recipes/fsdp.py", *options, before=few + gathered + after("torch.optim.SGD.step", """
         shards = [each for shard, state in given[0].state.items() for each in (shard, shard.grad, state["momentum_buffer"])]
         log(sum(each.to_local().nbytes for each in shards))
     """))
@@ -61,6 +62,7 @@ def test_a_model_trains_as_it_does_whole_and_each_rank_holds_its_shard_of_weight
     check_equal("fsdp.pt", "multigpu_torchrun.pt")
     weights = sum(weight.numel() for weight in utils.build_model("resnet18").parameters())
     for lines in logs():
+        assert lines[:9] == ["FSDPBasicBlock"] * 8 + ["FSDPResNet"]  # gathered one at a time
         assert int(lines[-1]) == pytest.approx(3 * 8 * weights / 2, rel=0.03)
 
 
